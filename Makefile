@@ -1,0 +1,48 @@
+# Two commands for a fresh machine: `make serve` and `make test`. Each sets up what it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+PORT   ?= 30000
+MODEL  ?= .cache/tiny-glm-dsa
+ARGS   ?=
+
+python := $(VENV)/bin/python
+stamp  := $(VENV)/.installed
+
+.PHONY: help install serve test test-all lint docs clean
+
+help: ## This list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(stamp): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v < (3, 11) and f"sglang-glm needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}. Set PYTHON=...")'
+	@echo "Setting up $(VENV): about 11 GB and a few minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+install: $(stamp) ## Set up .venv with the package and everything it needs
+
+.cache/tiny-glm-dsa: | $(stamp)
+	@$(VENV)/bin/sglang-glm checkpoint $@ --mtp
+
+serve: $(stamp) ## Serve a GLM checkpoint (MODEL=, PORT=, ARGS=); a tiny random one by default
+	@if [ "$(MODEL)" = .cache/tiny-glm-dsa ]; then $(MAKE) --no-print-directory .cache/tiny-glm-dsa; fi
+	@launch/serve.sh "$(python)" "$(MODEL)" "$(PORT)" $(ARGS)
+
+test: $(stamp) ## The suite of every change: no GPU, about ten minutes
+	$(python) -m pytest -m "not gpu and not multigpu and not slow"
+
+test-all: $(stamp) ## The slow matrix too
+	$(python) -m pytest -m "not gpu and not multigpu"
+
+lint: $(stamp) ## ruff, mypy, the layer rule
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/mypy sglang_glm kernels/glm_kernels
+
+docs: $(stamp) ## Regenerate the generated documents
+	$(python) -m sglang_glm.compat.ledger > docs/upstream.md
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .cache

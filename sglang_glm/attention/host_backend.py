@@ -1,0 +1,122 @@
+"""SGLang's `dsa` attention backend on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from glm_kernels.attention.masked_mla import masked_mla
+from glm_kernels.attention.sparse_mla import sparse_mla
+from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.runtime_context import get_exec
+
+from sglang_glm.attention.metadata import BatchRows, RequestRows, plan_rows
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+
+class GlmDsaHostAttnBackend(AttentionBackend):
+    """Sparse MLA in absorbed form over the paged pool, request by request.
+
+    The indexer hands over request-local positions; slots are looked up here, at the last moment.
+    """
+
+    needs_cpu_seq_lens = True
+    #: SGLang asks for the dense multi-head form by this switch; every form here is absorbed.
+    use_mha = False
+
+    def __init__(
+        self,
+        model_runner: ModelRunner,
+        skip_prefill: bool = False,
+        speculative_step_id: int = 0,
+        topk: int = 0,
+        speculative_num_steps: int = 0,
+        seed_dsa_topk_from_draft_extend: bool = False,
+    ) -> None:
+        super().__init__()
+        self.req_to_token_pool = model_runner.req_to_token_pool
+        self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.index_topk = model_runner.model_config.hf_config.index_topk
+        self.kv_cache_dtype = model_runner.kv_cache_dtype
+        self.draft_step = speculative_step_id
+        kernel = get_exec().kernel
+        self.prefill_form = kernel.dsa_prefill_backend
+        self.decode_form = kernel.dsa_decode_backend
+        self.forward_metadata: BatchRows = BatchRows(requests=())
+
+    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
+        """Plan the rows of this forward."""
+        self.forward_metadata = plan_rows(
+            forward_batch, self.req_to_token_pool.req_to_token, draft_step=self.draft_step
+        )
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Length that padded requests claim."""
+        return 1
+
+    def forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One row a request; see `forward_extend`."""
+        return self._forward(self.decode_form, *args, **kwargs)
+
+    def forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Prefill, verify and draft extend: `q` `[rows, heads, 512]` to `[rows, heads * 512]`."""
+        return self._forward(self.prefill_form, *args, **kwargs)
+
+    def _forward(
+        self,
+        form: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: RadixAttention,
+        forward_batch: ForwardBatch,
+        save_kv_cache: bool = True,
+        q_rope: torch.Tensor | None = None,
+        k_rope: torch.Tensor | None = None,
+        topk_indices: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if save_kv_cache:
+            self.token_to_kv_pool.set_mla_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, k_rope)
+        if topk_indices is None:
+            raise RuntimeError(
+                f"layer {layer.layer_id} has no selection: it shares the index of an earlier layer, "
+                "and none was handed on"
+            )
+        q_all = q.new_empty(q.shape[0], layer.tp_q_head_num, MLA_DIM)
+        q_all[..., :KV_LORA_RANK] = q.view(-1, layer.tp_q_head_num, KV_LORA_RANK)
+        q_all[..., KV_LORA_RANK:] = q_rope
+        out = q.new_zeros(q.shape[0], layer.tp_q_head_num, KV_LORA_RANK)
+        for request in self.forward_metadata.requests:
+            rows = request.rows
+            out[rows] = self._attend(form, q_all[rows], request, topk_indices[rows], layer)
+        return out.view(q.shape[0], -1)
+
+    def _attend(
+        self,
+        form: str,
+        q: torch.Tensor,
+        request: RequestRows,
+        topk_positions: torch.Tensor,
+        layer: RadixAttention,
+    ) -> torch.Tensor:
+        selects_all = request.cache_seqlen <= self.index_topk
+        if form == "glm_auto":
+            form = "glm_masked" if selects_all or self._masking_is_cheaper(request) else "glm_sparse"
+        if form == "glm_masked":
+            latents = self.token_to_kv_pool.latent_rows(layer.layer_id, request.slots)
+            selection = None if selects_all else topk_positions
+            return masked_mla(q, latents, request.row_lengths(), layer.scaling, selection)[0]
+        slots = request.slots[topk_positions.clamp_min(0).long()].int().masked_fill_(topk_positions < 0, -1)
+        cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
+        return sparse_mla(q, cache, slots, layer.scaling)[0]
+
+    def _masking_is_cheaper(self, request: RequestRows) -> bool:
+        # A gathered row is copied and multiplied in small batched products, at about a quarter of
+        # the rate of one large product over the whole context.
+        return request.cache_seqlen <= 4 * self.index_topk and request.num_rows > 1

@@ -1,0 +1,91 @@
+"""Which rows of a forward belong to which request, and what each of them sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRows:
+    """One request's rows of a forward.
+
+    Attributes:
+        first_row: Index of its first row among the batch's rows.
+        num_rows: Its rows; row t of n sees positions below `cache_seqlen - n + t + 1`.
+        slots: `[cache_seqlen]` int64, the cache slot of each position, new ones included.
+    """
+
+    first_row: int
+    num_rows: int
+    slots: torch.Tensor
+
+    @property
+    def cache_seqlen(self) -> int:
+        """Length in the cache once this forward has written its rows."""
+        return self.slots.shape[0]
+
+    @property
+    def rows(self) -> slice:
+        """Its rows of the batch."""
+        return slice(self.first_row, self.first_row + self.num_rows)
+
+    def row_lengths(self) -> torch.Tensor:
+        """`[num_rows]` int64: how many positions each row sees."""
+        length = self.cache_seqlen
+        return torch.arange(length - self.num_rows + 1, length + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRows:
+    """Every request of a forward that has rows, in row order."""
+
+    requests: tuple[RequestRows, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows with a request; a forward may carry padded rows after them."""
+        return self.requests[-1].rows.stop if self.requests else 0
+
+
+def plan_rows(forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_step: int = 0) -> BatchRows:
+    """Work out the rows of a forward from SGLang's batch.
+
+    Args:
+        forward_batch: After DP padding. Its mode decides how many rows a request has.
+        req_to_token: `[max_requests, max_context]`, slot of each position of each request.
+        draft_step: Step of a draft decode; its row sees `seq_lens + draft_step + 1` positions.
+
+    Returns:
+        The rows. An idle batch has none.
+    """
+    mode = forward_batch.forward_mode
+    if mode.is_idle():
+        return BatchRows(requests=())
+    batch_size = forward_batch.batch_size
+    seq_lens = forward_batch.seq_lens[:batch_size].tolist()
+    if mode.is_target_verify():
+        num_draft_tokens = forward_batch.spec_info.draft_token_num
+        row_counts = [num_draft_tokens] * batch_size
+        lengths = [length + num_draft_tokens for length in seq_lens]
+    elif mode.is_decode():
+        row_counts = [1] * batch_size
+        drafting = forward_batch.spec_info is not None
+        lengths = [length + draft_step + 1 for length in seq_lens] if drafting else seq_lens
+    else:
+        row_counts = [int(n) for n in forward_batch.extend_seq_lens_cpu[:batch_size]]
+        lengths = seq_lens
+
+    requests, first_row = [], 0
+    pool_indices = forward_batch.req_pool_indices[:batch_size].tolist()
+    for pool_index, num_rows, length in zip(pool_indices, row_counts, lengths, strict=True):
+        if num_rows:
+            slots = req_to_token[pool_index, :length].long()
+            requests.append(RequestRows(first_row=first_row, num_rows=num_rows, slots=slots))
+        first_row += num_rows
+    return BatchRows(requests=tuple(requests))

@@ -1,0 +1,91 @@
+"""The DSA backends by name: what each is, and on which device and KV dtype it can serve.
+
+SGLang's own flags choose among them: `--dsa-prefill-backend`, `--dsa-decode-backend` and
+`--dsa-topk-backend` accept these names beside the stock ones.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["prefill", "decode", "topk"]
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DsaBackend:
+    """One named form of one phase.
+
+    Attributes:
+        name: What the flag accepts.
+        phases: The flags that accept it.
+        devices: Where it runs.
+        kv_dtypes: KV cache dtypes that it reads, by torch's names.
+        summary: One line for `--help` and `sglang-glm doctor`.
+    """
+
+    name: str
+    phases: tuple[Phase, ...]
+    devices: tuple[Device, ...]
+    kv_dtypes: tuple[str, ...]
+    summary: str
+
+
+_FLOATS = ("float32", "bfloat16")
+_PACKED = ("float8_e4m3fn",)
+
+BACKENDS: tuple[DsaBackend, ...] = (
+    DsaBackend(
+        name="glm_auto",
+        phases=("prefill",),
+        devices=("cpu",),
+        kv_dtypes=_FLOATS + _PACKED,
+        summary="per request: dense within index_topk, otherwise masked or sparse, whichever costs less",
+    ),
+    DsaBackend(
+        name="glm_masked",
+        phases=("prefill",),
+        devices=("cpu",),
+        kv_dtypes=_FLOATS + _PACKED,
+        summary="attention over the whole context under a mask of the selection",
+    ),
+    DsaBackend(
+        name="glm_sparse",
+        phases=("prefill", "decode"),
+        devices=("cpu",),
+        kv_dtypes=_FLOATS + _PACKED,
+        summary="gathers the selected rows, then attends to those alone",
+    ),
+    DsaBackend(
+        name="glm_exact",
+        phases=("topk",),
+        devices=("cpu",),
+        kv_dtypes=_FLOATS + _PACKED,
+        summary="exact and deterministic: higher score first, ties to the lower position",
+    ),
+)
+
+#: What each phase uses on the CPU when no flag names a backend.
+HOST_DEFAULTS: dict[Phase, str] = {"prefill": "glm_auto", "decode": "glm_sparse", "topk": "glm_exact"}
+
+
+def names(phase: Phase) -> list[str]:
+    """The names that `phase`'s flag accepts from us."""
+    return [backend.name for backend in BACKENDS if phase in backend.phases]
+
+
+def refusal(phase: Phase, name: str, *, device: Device, kv_dtype: str) -> str | None:
+    """Why `name` cannot serve `phase` here, or None when it can.
+
+    A name that is not ours is refused on the CPU, where no stock DSA backend runs, and left to
+    SGLang elsewhere.
+    """
+    found = next((b for b in BACKENDS if b.name == name and phase in b.phases), None)
+    if found is None:
+        if device == "cpu":
+            return f"{name!r} needs a CUDA device; on the CPU choose one of {', '.join(names(phase))}"
+        return None
+    if device not in found.devices:
+        return f"{name!r} runs on {' and '.join(found.devices)}, not on {device}"
+    if kv_dtype not in found.kv_dtypes:
+        return f"{name!r} reads a KV cache of {', '.join(found.kv_dtypes)}, not {kv_dtype}"
+    return None
