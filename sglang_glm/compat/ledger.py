@@ -1,5 +1,113 @@
 """The ledger: every place of SGLang that this package enters, in the order of application."""
 
+from functools import partial
+
+from sglang_glm.compat import probes
+from sglang_glm.compat.model_package import check_model_package
 from sglang_glm.compat.seams import Seam
 
-SEAMS: tuple[Seam, ...] = ()
+_HOST = "sglang_glm.compat.host"
+
+
+def _hook_probe(step: str, implementation: str) -> partial:
+    import pkgutil
+
+    return partial(_check_step, step, implementation)
+
+
+def _check_step(step: str, implementation: str) -> str | None:
+    import pkgutil
+
+    return probes.check_resolution_hook(step, pkgutil.resolve_name(implementation))
+
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        target="sglang.srt.models.registry.ModelRegistry",
+        kind="registry",
+        scope="everywhere",
+        implementation="sglang_glm.compat.model_package:select_model_package",
+        why="SGLang's GlmMoeDsaForCausalLM checks neither the config nor the checkpoint's tensors",
+        remove_when="never: this is SGLang's way to add a model",
+        probe=check_model_package,
+    ),
+    Seam(
+        target="sglang.srt.server_args.ServerArgs.add_cli_args",
+        kind="after",
+        scope="everywhere",
+        implementation="sglang_glm.compat.cli_choices:add_dsa_choices",
+        why="the DSA backend flags accept only the stock names, and SGLang has no registry for them",
+        remove_when="SGLang registers DSA backends by name",
+    ),
+    Seam(
+        target="sglang.srt.platforms.current_platform.get_kv_pool_cls",
+        kind="platform",
+        scope="host",
+        implementation="sglang_glm.memory.kv_pool:GlmDsaTokenToKVPool",
+        why="the stock pool writes and reads through Triton kernels",
+        remove_when="never: this is SGLang's way to bring a pool",
+        probe=probes.check_host_pool,
+    ),
+    Seam(
+        target="handle_cpu_backends",
+        kind="resolution_hook",
+        scope="host",
+        implementation=f"{_HOST}.arg_groups:handle_cpu_backends",
+        why="the stock step picks intel_amx before the model has asked for dsa",
+        remove_when="the step asks the platform first",
+        probe=_hook_probe("handle_cpu_backends", f"{_HOST}.arg_groups:handle_cpu_backends"),
+    ),
+    Seam(
+        target="handle_model_specific_adjustments",
+        kind="resolution_hook",
+        scope="host",
+        implementation=f"{_HOST}.arg_groups:handle_model_specific_adjustments",
+        why="the DSA branch asks CUDA for its capability and fails without a device",
+        remove_when="the branch asks the platform",
+        probe=_hook_probe(
+            "handle_model_specific_adjustments", f"{_HOST}.arg_groups:handle_model_specific_adjustments"
+        ),
+    ),
+    Seam(
+        target="sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.arg_groups:dsa_kv_cache_dtype_default",
+        why="forces BF16 or FP8 by CUDA capability and refuses FP32; it is no overridable step",
+        remove_when="SGLang lets a platform choose DSA's KV dtype",
+    ),
+    Seam(
+        target="sglang.srt.arg_groups.overrides._dsa_split_backend_resolution",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.arg_groups:dsa_split_backend_resolution",
+        why="picks CUDA backends by capability; it is no overridable step",
+        remove_when="SGLang lets a platform choose DSA backends",
+    ),
+    Seam(
+        target="sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.rotary_embedding:get_rope_wrapper",
+        why="on device 'cpu' it builds a module that needs AMX kernels",
+        remove_when="get_rope_wrapper asks the platform",
+    ),
+    Seam(
+        target="sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend",
+        kind="replace",
+        scope="host",
+        implementation="sglang_glm.attention.host_backend:GlmDsaHostAttnBackend",
+        why="every form of the stock backend is a CUDA kernel; a new backend name would have to be "
+        "added to five more tables",
+        remove_when="SGLang's DSA forms can be registered one by one",
+    ),
+    Seam(
+        target="sglang.srt.layers.attention.dsa.dsa_indexer.Indexer",
+        kind="oot_forward",
+        scope="host",
+        implementation=f"{_HOST}.fused_ops:register_indexer",
+        why="the stock indexer calls DeepGEMM",
+        remove_when="never: this is SGLang's way to bring a forward",
+        probe=probes.check_indexer,
+    ),
+)

@@ -4,8 +4,10 @@ Both halves share one page plan: page p holds positions whose latent rows are 64
 index keys are page p of every full layer. Shared layers own no index storage.
 """
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from glm_kernels.cache import layout
 from glm_kernels.cache.index_pages import load_index_k, store_index_k
@@ -30,6 +32,17 @@ def index_key_storage(kv_dtype: torch.dtype) -> torch.dtype:
     return _FLOAT_INDEX_DTYPES.get(choice, torch.uint8)
 
 
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros whose memory the kernel hands out page by page, as rows are written.
+
+    `torch.zeros` touches every byte at start: half a minute for 16 GB that may never be used.
+    """
+    count = math.prod(shape) * dtype.itemsize
+    if count == 0:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
+
+
 class GlmIndexKeyCache(IndexKeyCache):
     """Index keys of every full layer, in pages of 64.
 
@@ -37,6 +50,18 @@ class GlmIndexKeyCache(IndexKeyCache):
     `[num_pages, 64 * 128]` in a float dtype that stores keys as they are. A shared layer's buffer
     has no pages.
     """
+
+    def __init__(self, pool: DSATokenToKVPool, index_buf_size: int) -> None:
+        self.pool = pool
+        # One page more than the pool's: page 0 takes the writes of padded rows.
+        num_pages = (index_buf_size + pool.page_size + 1) // pool.page_size
+        self.buffer = [
+            lazy_zeros(
+                self._buffer_shape(self._layer_num_pages(layer, num_pages)),
+                pool.index_k_with_scale_buffer_dtype,
+            )
+            for layer in range(pool.layer_num)
+        ]
 
     def _buffer_shape(self, num_pages: int) -> tuple[int, int]:
         if self.pool.index_k_with_scale_buffer_dtype == torch.uint8:
@@ -111,6 +136,10 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
             raise ValueError(f"page_size is {page_size}, expected {layout.PAGE_SIZE}: index pages hold that many keys")
         self.index_k_with_scale_buffer_dtype = index_key_storage(kwargs["dtype"])
         super().__init__(size, page_size, *args, **kwargs)
+
+    def _create_buffers(self) -> None:
+        shape = (self.size + self.page_size, 1, self.kv_cache_dim)
+        self.kv_buffer = [lazy_zeros(shape, self.store_dtype) for _ in range(self.layer_num)]
 
     def _create_index_key_cache(self) -> GlmIndexKeyCache:
         return GlmIndexKeyCache(self, self.index_buf_size)

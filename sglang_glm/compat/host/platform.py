@@ -1,6 +1,7 @@
 """The CPU as an out-of-tree SGLang platform."""
 
 import os
+from typing import Any
 
 import psutil
 import torch
@@ -25,6 +26,11 @@ def set_environment_defaults() -> None:
         os.environ.setdefault(name, value)
 
 
+#: A CPU host is shared with its owner's other work, and serves a few requests at a time.
+_MEM_FRACTION_STATIC = 0.25
+_MAX_RUNNING_REQUESTS = 32
+
+
 class HostSRTPlatform(SRTPlatform):
     """Serves on the CPU with plain torch: no AMX, no Triton, no graphs."""
 
@@ -36,6 +42,13 @@ class HostSRTPlatform(SRTPlatform):
     def __init__(self) -> None:
         super().__init__()
         set_environment_defaults()
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Fill in what the user left open with values for a shared host of a few cores."""
+        if server_args.mem_fraction_static is None:
+            server_args.mem_fraction_static = _MEM_FRACTION_STATIC
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = _MAX_RUNNING_REQUESTS
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes of RAM in this machine."""
