@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from sglang_glm.checkpoint.spec import CheckpointSpec
+    from sglang_glm.config import GlmDsaConfig
 
 Kind = Literal["linear", "embedding", "norm", "shift", "router_bias"]
 
@@ -53,7 +54,7 @@ def _linear(name: str, out_features: int, in_features: int, gain: float = 1.0) -
     return TensorSpec(name=f"{name}.weight", shape=(out_features, in_features), gain=gain)
 
 
-def _attention(spec: CheckpointSpec, prefix: str) -> Iterator[TensorSpec]:
+def _attention(spec: CheckpointSpec | GlmDsaConfig, prefix: str) -> Iterator[TensorSpec]:
     heads, hidden = spec.num_attention_heads, spec.hidden_size
     yield _linear(f"{prefix}.q_a_proj", spec.q_lora_rank, hidden)
     yield _norm(f"{prefix}.q_a_layernorm", spec.q_lora_rank)
@@ -66,7 +67,7 @@ def _attention(spec: CheckpointSpec, prefix: str) -> Iterator[TensorSpec]:
     yield _linear(f"{prefix}.o_proj", hidden, heads * spec.v_head_dim)
 
 
-def _indexer(spec: CheckpointSpec, prefix: str) -> Iterator[TensorSpec]:
+def _indexer(spec: CheckpointSpec | GlmDsaConfig, prefix: str) -> Iterator[TensorSpec]:
     yield _linear(f"{prefix}.wq_b", spec.index_n_heads * spec.index_head_dim, spec.q_lora_rank)
     yield _linear(f"{prefix}.wk", spec.index_head_dim, spec.hidden_size)
     yield _norm(f"{prefix}.k_norm", spec.index_head_dim)
@@ -82,7 +83,7 @@ def _mlp(prefix: str, hidden: int, width: int, down_gain: float) -> Iterator[Ten
     yield _linear(f"{prefix}.down_proj", hidden, width, down_gain)
 
 
-def _moe(spec: CheckpointSpec, prefix: str) -> Iterator[TensorSpec]:
+def _moe(spec: CheckpointSpec | GlmDsaConfig, prefix: str) -> Iterator[TensorSpec]:
     hidden, width = spec.hidden_size, spec.moe_intermediate_size
     yield _linear(f"{prefix}.gate", spec.n_routed_experts, hidden, _ROUTER_GAIN)
     yield TensorSpec(
@@ -98,7 +99,7 @@ def _moe(spec: CheckpointSpec, prefix: str) -> Iterator[TensorSpec]:
         yield from _mlp(f"{prefix}.experts.{expert}", hidden, width, _EXPERT_DOWN_GAIN)
 
 
-def _layer(spec: CheckpointSpec, layer: int) -> Iterator[TensorSpec]:
+def _layer(spec: CheckpointSpec | GlmDsaConfig, layer: int) -> Iterator[TensorSpec]:
     prefix = f"model.layers.{layer}"
     yield _norm(f"{prefix}.input_layernorm", spec.hidden_size)
     yield from _attention(spec, f"{prefix}.self_attn")
@@ -111,25 +112,25 @@ def _layer(spec: CheckpointSpec, layer: int) -> Iterator[TensorSpec]:
         yield from _mlp(f"{prefix}.mlp", spec.hidden_size, spec.intermediate_size, _DENSE_DOWN_GAIN)
 
 
-def _embedding(spec: CheckpointSpec, name: str) -> TensorSpec:
+def _embedding(spec: CheckpointSpec | GlmDsaConfig, name: str) -> TensorSpec:
     return TensorSpec(
         name=f"{name}.weight", shape=(spec.vocab_size, spec.hidden_size), kind="embedding"
     )
 
 
-def _head(spec: CheckpointSpec, name: str) -> TensorSpec:
+def _head(spec: CheckpointSpec | GlmDsaConfig, name: str) -> TensorSpec:
     return _linear(name, spec.vocab_size, spec.hidden_size, _HEAD_GAIN)
 
 
-def iter_tensors(spec: CheckpointSpec) -> Iterator[TensorSpec]:
-    """List the tensors of a checkpoint in the order they are written.
+def model_tensors(spec: CheckpointSpec | GlmDsaConfig) -> Iterator[TensorSpec]:
+    """List the tensors that a model of these dimensions consists of.
 
     Args:
-        spec: Dimensions of the checkpoint.
+        spec: Dimensions, of a checkpoint to write or of one to load.
 
     Yields:
-        One entry per BF16 tensor (FP8 scales are added by the writer): embedding, decoder layers,
-        final norm, head, then the MTP layer under ``model.layers.{num_hidden_layers}``.
+        One entry per BF16 tensor: embedding, decoder layers, final norm, head, then the MTP layer
+        under ``model.layers.{num_hidden_layers}``.
     """
     yield _embedding(spec, "model.embed_tokens")
     for layer in range(spec.num_hidden_layers):
@@ -144,7 +145,21 @@ def iter_tensors(spec: CheckpointSpec) -> Iterator[TensorSpec]:
         yield _linear(f"{prefix}.eh_proj", spec.hidden_size, 2 * spec.hidden_size)
         yield from _layer(spec, layer)
         yield _norm(f"{prefix}.shared_head.norm", spec.hidden_size)
-        if spec.nextn_embed_tokens:
-            yield _embedding(spec, f"{prefix}.embed_tokens")
-        if spec.nextn_shared_head:
-            yield _head(spec, f"{prefix}.shared_head.head")
+
+
+def iter_tensors(spec: CheckpointSpec) -> Iterator[TensorSpec]:
+    """List the tensors of a checkpoint in the order they are written.
+
+    Args:
+        spec: Dimensions of the checkpoint, and the copies that it carries.
+
+    Yields:
+        One entry per BF16 tensor (FP8 scales are added by the writer): those of the model, then
+        the MTP layer's copies of embedding and head.
+    """
+    yield from model_tensors(spec)
+    prefix = f"model.layers.{spec.num_hidden_layers}"
+    if spec.nextn_embed_tokens:
+        yield _embedding(spec, f"{prefix}.embed_tokens")
+    if spec.nextn_shared_head:
+        yield _head(spec, f"{prefix}.shared_head.head")

@@ -4,21 +4,21 @@ from functools import partial
 
 from sglang_glm.compat import probes
 from sglang_glm.compat.model_package import check_model_package
-from sglang_glm.compat.seams import Seam
+from sglang_glm.compat.seams import Scope, Seam
 
 _HOST = "sglang_glm.compat.host"
 
 
-def _hook_probe(step: str, implementation: str) -> partial:
-    import pkgutil
-
-    return partial(_check_step, step, implementation)
-
-
-def _check_step(step: str, implementation: str) -> str | None:
-    import pkgutil
-
-    return probes.check_resolution_hook(step, pkgutil.resolve_name(implementation))
+def _resolution_hook(step: str, implementation: str, *, scope: Scope, why: str, remove_when: str) -> Seam:
+    return Seam(
+        target=step,
+        kind="resolution_hook",
+        scope=scope,
+        implementation=implementation,
+        why=why,
+        remove_when=remove_when,
+        probe=partial(probes.check_resolution_hook, step, implementation),
+    )
 
 
 SEAMS: tuple[Seam, ...] = (
@@ -48,25 +48,26 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="never: this is SGLang's way to bring a pool",
         probe=probes.check_host_pool,
     ),
-    Seam(
-        target="handle_cpu_backends",
-        kind="resolution_hook",
+    _resolution_hook(
+        "handle_model_specific_adjustments",
+        "sglang_glm.compat.refusals:refuse_unserved",
+        scope="everywhere",
+        why="SGLang serves a GLM config that it misreads, and ignores flags that this model cannot honour",
+        remove_when="never: this is SGLang's way to check arguments",
+    ),
+    _resolution_hook(
+        "handle_cpu_backends",
+        f"{_HOST}.arg_groups:handle_cpu_backends",
         scope="host",
-        implementation=f"{_HOST}.arg_groups:handle_cpu_backends",
         why="the stock step picks intel_amx before the model has asked for dsa",
         remove_when="the step asks the platform first",
-        probe=_hook_probe("handle_cpu_backends", f"{_HOST}.arg_groups:handle_cpu_backends"),
     ),
-    Seam(
-        target="handle_model_specific_adjustments",
-        kind="resolution_hook",
+    _resolution_hook(
+        "handle_model_specific_adjustments",
+        f"{_HOST}.arg_groups:handle_model_specific_adjustments",
         scope="host",
-        implementation=f"{_HOST}.arg_groups:handle_model_specific_adjustments",
         why="the DSA branch asks CUDA for its capability and fails without a device",
         remove_when="the branch asks the platform",
-        probe=_hook_probe(
-            "handle_model_specific_adjustments", f"{_HOST}.arg_groups:handle_model_specific_adjustments"
-        ),
     ),
     Seam(
         target="sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default",
@@ -109,5 +110,14 @@ SEAMS: tuple[Seam, ...] = (
         why="the stock indexer calls DeepGEMM",
         remove_when="never: this is SGLang's way to bring a forward",
         probe=probes.check_indexer,
+    ),
+    Seam(
+        target="sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod",
+        kind="oot_forward",
+        scope="host",
+        implementation=f"{_HOST}.fused_ops:register_experts",
+        why="the native form fails on expert id -1, which expert parallelism gives to experts of other ranks",
+        remove_when="never: this is SGLang's way to bring a forward",
+        probe=probes.check_experts,
     ),
 )

@@ -1,5 +1,7 @@
 """Probes of seams that are no hooks: what SGLang would really use."""
 
+import pkgutil
+
 
 def check_host_pool() -> str | None:
     """None when SGLang would build our KV pool for sparse attention."""
@@ -11,11 +13,11 @@ def check_host_pool() -> str | None:
     return None if found is GlmDsaTokenToKVPool else f"current_platform builds {found!r}"
 
 
-def check_resolution_hook(step: str, implementation: object) -> str | None:
-    """None when `step` of the argument resolution runs our wrapper."""
+def check_resolution_hook(step: str, implementation: str) -> str | None:
+    """None when `step` of the argument resolution runs our wrapper, given as `module:attribute`."""
     from sglang.srt.arg_groups.resolution_hooks import _HOOKS
 
-    return None if implementation in _HOOKS.get(step, ()) else "our wrapper is not registered"
+    return None if pkgutil.resolve_name(implementation) in _HOOKS.get(step, ()) else "our wrapper is not registered"
 
 
 def check_oot_forward(op: type, implementation: object) -> str | None:
@@ -33,3 +35,12 @@ def check_indexer() -> str | None:
     from sglang_glm.layers.indexer import indexer_forward
 
     return check_oot_forward(Indexer, indexer_forward)
+
+
+def check_experts() -> str | None:
+    """None when unquantised experts run our forward."""
+    from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
+
+    from sglang_glm.layers.experts import experts_forward
+
+    return check_oot_forward(UnquantizedFusedMoEMethod, experts_forward)

@@ -2,9 +2,13 @@
 
 from sglang.srt.models import glm4_moe
 
+from sglang_glm.models.glm_moe_dsa import GlmModelMixin
 
-class GlmMoeDsaForCausalLMNextN(glm4_moe.GlmMoeDsaForCausalLMNextN):
-    """The draft model."""
+
+class GlmMoeDsaForCausalLMNextN(GlmModelMixin, glm4_moe.GlmMoeDsaForCausalLMNextN):
+    """The draft model; takes the target's embedding and head."""
+
+    is_nextn = True
 
 
 EntryClass = GlmMoeDsaForCausalLMNextN

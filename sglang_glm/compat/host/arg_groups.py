@@ -1,10 +1,10 @@
 """Argument resolution on the CPU: the steps of SGLang that ask CUDA for its capability."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
+import torch
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of
 
 from sglang_glm.attention import registry
@@ -16,10 +16,14 @@ _STOCK_TOPK = "sgl-kernel"
 
 
 @contextmanager
-def _no_cuda_capability() -> Any:
+def _no_cuda_capability() -> Iterator[None]:
     """SGLang's DSA branch reads the capability of a device that is not there; the answer is unused."""
-    with mock.patch("torch.cuda.get_device_capability", return_value=(0, 0)):
+    stock = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: (0, 0)
+    try:
         yield
+    finally:
+        torch.cuda.get_device_capability = stock
 
 
 def handle_cpu_backends(server_args: Any, previous: Callable[[Any], None]) -> None:

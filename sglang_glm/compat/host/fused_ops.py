@@ -12,3 +12,12 @@ def register_indexer() -> None:
     from sglang_glm.layers.indexer import indexer_forward
 
     BaseFusedOp.register_oot_forward(Indexer, indexer_forward, _KEY)
+
+
+def register_experts() -> None:
+    """Routed experts in plain torch."""
+    from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
+
+    from sglang_glm.layers.experts import experts_forward
+
+    BaseFusedOp.register_oot_forward(UnquantizedFusedMoEMethod, experts_forward, _KEY)

@@ -95,6 +95,14 @@ class HostSRTPlatform(SRTPlatform):
 
         return GlmDsaTokenToKVPool
 
+    def get_quantization_config(self, quantization: str) -> type | None:
+        """FP8 checkpoints with activations in any dtype; SGLang's own class otherwise."""
+        if quantization != "fp8":
+            return None
+        from sglang_glm.compat.host.fp8_config import HostFp8Config
+
+        return HostFp8Config
+
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         """EAGLE, which GLM's MTP layer runs under."""
         return algorithm in ("EAGLE", "NEXTN")

@@ -1,0 +1,48 @@
+"""Fixtures of every test: seeds, GPU markers, one real server at a time."""
+
+import hashlib
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.server import Server, ServerPool, server_pool
+
+
+@pytest.fixture(autouse=True)
+def _seed(request: pytest.FixtureRequest) -> None:
+    """Seed every generator from the test's name, so that a test alone sees what it saw in the suite."""
+    seed = int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little")
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[ServerPool]:
+    yield from server_pool()
+
+
+@pytest.fixture
+def server(pool: ServerPool, request: pytest.FixtureRequest) -> Server:
+    """The server of the module's `SERVER` spec, or of the spec that `@pytest.mark.parametrize` gives."""
+    spec = getattr(request, "param", None) or request.module.SERVER
+    return pool.get(spec)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Server tests last, those of one spec together: a spec is started once."""
+
+    def key(item: pytest.Item) -> str:
+        callspec = getattr(item, "callspec", None)
+        spec = callspec.params.get("server") if callspec else None
+        spec = spec or getattr(item.module, "SERVER", None)
+        uses_server = "server" in getattr(item, "fixturenames", ())
+        return f"1{spec}" if uses_server else "0"
+
+    items.sort(key=key)
