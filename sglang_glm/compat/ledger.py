@@ -3,6 +3,7 @@
 from functools import partial
 
 from sglang_glm.compat import probes
+from sglang_glm.compat.host import dp_attention, forward_batch_info, parallel_state
 from sglang_glm.compat.model_package import check_model_package
 from sglang_glm.compat.seams import Scope, Seam
 
@@ -119,5 +120,72 @@ SEAMS: tuple[Seam, ...] = (
         why="the native form fails on expert id -1, which expert parallelism gives to experts of other ranks",
         remove_when="never: this is SGLang's way to bring a forward",
         probe=probes.check_experts,
+    ),
+    Seam(
+        target="sglang.srt.distributed.bootstrap._init_cpu_threads_env",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.bootstrap:init_cpu_threads_env",
+        why="needs AMX or ARM kernels that the PyPI wheel lacks; without them each rank starts a thread for every core",
+        remove_when="SGLang sets the thread count of its ranks with torch",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state._is_cpu",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:call_collectives_directly",
+        why="all-gather and reduce-scatter go through custom operators that have no CPU form",
+        remove_when="the flag asks the platform",
+        probe=parallel_state.check_direct_collectives,
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.inplace_all_reduce",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:inplace_all_reduce",
+        why="a custom operator without a CPU form; integer rows are gathered through it",
+        remove_when="SGLang registers it for CPU tensors",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator.all_to_all_single",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:all_to_all_single",
+        why="a custom operator without a CPU form",
+        remove_when="SGLang registers it for CPU tensors",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator.all_gatherv",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:all_gatherv",
+        why="calls PyNccl by name",
+        remove_when="SGLang gathers variable lengths over torch.distributed",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator.reduce_scatterv",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:reduce_scatterv",
+        why="calls PyNccl by name",
+        remove_when="SGLang scatters variable lengths over torch.distributed",
+    ),
+    Seam(
+        target="sglang.srt.layers.dp_attention.memcpy_func",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.dp_attention:copy_with_torch",
+        why="rows are copied by a Triton kernel, although SGLang has a torch form",
+        remove_when="the choice asks the platform",
+        probe=dp_attention.check_copy,
+    ),
+    Seam(
+        target="sglang.srt.model_executor.forward_batch_info._is_cpu",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.forward_batch_info:use_pageable_memory",
+        why="token counts of the other ranks are built in pinned memory, which needs a CUDA driver",
+        remove_when="the flag asks the platform",
+        probe=forward_batch_info.check_pageable_memory,
     ),
 )

@@ -8,6 +8,8 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
+from sglang_glm.compat.host.bootstrap import share_cores
+
 #: What a user of this platform should not have to know; each is only a default.
 #: - compiling the first forward costs 20 s and gains nothing at these sizes;
 #: - CUDA crash dumps and py-spy dumps delay a failing process's exit by many seconds;
@@ -49,6 +51,7 @@ class HostSRTPlatform(SRTPlatform):
             server_args.mem_fraction_static = _MEM_FRACTION_STATIC
         if server_args.max_running_requests is None:
             server_args.max_running_requests = _MAX_RUNNING_REQUESTS
+        share_cores(server_args.dp_size * server_args.tp_size * server_args.pp_size)
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes of RAM in this machine."""
