@@ -23,12 +23,11 @@ def _stream(seed: int, name: str, count: int) -> np.ndarray:
 def _bell(raw: np.ndarray) -> np.ndarray:
     # Sum of four 16-bit uniforms: unit variance, zero mean, tails at 3.46, and exact
     # in integers, so that no maths library has a say in the last bit.
-    total = sum(
-        ((raw >> np.uint64(16 * part)) & np.uint64(0xFFFF)).astype(np.int64) for part in range(4)
-    )
-    centred = total * 2 - 4 * 0xFFFF
-    variance_of_sum = 4 * (65536.0**2 - 1) / 12
-    return centred.astype(np.float64) / (2 * np.sqrt(variance_of_sum))
+    total = np.zeros(raw.shape, dtype=np.int64)
+    for shift in (0, 16, 32, 48):
+        total += ((raw >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
+    centred = total - 2 * 0xFFFF
+    return centred / np.sqrt(4 * (65536.0**2 - 1) / 12)
 
 
 def _uniform(raw: np.ndarray) -> np.ndarray:
@@ -55,7 +54,11 @@ def draw_tensor(spec: CheckpointSpec, tensor: TensorSpec) -> torch.Tensor:
     if tensor.kind == "norm":
         values = 1.0 + tensor.gain * _uniform(raw)
     elif tensor.kind == "linear":
-        values = tensor.gain / np.sqrt(tensor.shape[-1]) * _bell(raw)
+        values = _bell(raw).reshape(tensor.shape) / np.sqrt(tensor.shape[-1])
+        tail_rows, tail_gain = tensor.tail or (0, 1.0)
+        body_rows = tensor.shape[0] - tail_rows
+        values[:body_rows] *= tensor.gain
+        values[body_rows:] *= tail_gain
     else:
         values = tensor.gain * _bell(raw)
     drawn = torch.from_numpy(values.astype(np.float32)).view(tensor.shape)

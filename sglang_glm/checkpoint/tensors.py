@@ -24,25 +24,30 @@ class TensorSpec:
             ``embedding`` and ``router_bias`` and ``shift`` with ``gain``, ``norm`` uniformly in
             ``1 +- gain``.
         gain: See ``kind``.
+        tail: Rows at the end of a linear weight that have a gain of their own, and that gain.
     """
 
     name: str
     shape: tuple[int, ...]
     kind: Kind = "linear"
     gain: float = 1.0
+    tail: tuple[int, float] | None = None
 
 
-# The gains are chosen so that every part of the model moves the logits: attention
-# logits with a standard deviation of 2 (some positions clearly win), a residual
-# branch of each kind comparable to the stream, router scores spread over the
-# sigmoid's bend with a correction bias that overturns some choices, and output
-# logits wide enough that the best two are seldom within rounding of each other.
-_QUERY_GAIN = 2.0
-_ROUTER_GAIN = 1.5
+# The gains make every part of the model visible in the logits without making the model
+# chaotic. Each residual branch adds a tenth or so of the stream, so that dropping the
+# indexer, the router's bias or the 2.5 moves log-probabilities by tenths, while FP32
+# noise stays near 1e-6 and one position more or less in a selection costs little.
+# The latents and index keys are small before their norms, as in trained models:
+# otherwise a norm's epsilon would have no effect that a test could see.
+_QUERY_GAIN = 1.5
+_OUTPUT_GAIN = 0.1
+_LATENT_GAIN = 0.1
+_INDEX_KEY_GAIN = 0.05
+_DENSE_DOWN_GAIN = 0.2
+_EXPERT_DOWN_GAIN = 0.05
 _ROUTER_BIAS_STD = 0.15
-_HEAD_GAIN = 3.0
-_DENSE_DOWN_GAIN = 1.5
-_EXPERT_DOWN_GAIN = 0.8
+_HEAD_GAIN = 0.7
 _NORM_SPREAD = 0.5
 
 
@@ -50,13 +55,20 @@ def _norm(name: str, width: int) -> TensorSpec:
     return TensorSpec(name=f"{name}.weight", shape=(width,), kind="norm", gain=_NORM_SPREAD)
 
 
-def _linear(name: str, out_features: int, in_features: int, gain: float = 1.0) -> TensorSpec:
-    return TensorSpec(name=f"{name}.weight", shape=(out_features, in_features), gain=gain)
+def _linear(
+    name: str,
+    out_features: int,
+    in_features: int,
+    gain: float = 1.0,
+    tail: tuple[int, float] | None = None,
+) -> TensorSpec:
+    shape = (out_features, in_features)
+    return TensorSpec(name=f"{name}.weight", shape=shape, gain=gain, tail=tail)
 
 
 def _attention(spec: CheckpointSpec | GlmDsaConfig, prefix: str) -> Iterator[TensorSpec]:
     heads, hidden = spec.num_attention_heads, spec.hidden_size
-    yield _linear(f"{prefix}.q_a_proj", spec.q_lora_rank, hidden)
+    yield _linear(f"{prefix}.q_a_proj", spec.q_lora_rank, hidden, _LATENT_GAIN)
     yield _norm(f"{prefix}.q_a_layernorm", spec.q_lora_rank)
     yield _linear(f"{prefix}.q_b_proj", heads * spec.qk_head_dim, spec.q_lora_rank, _QUERY_GAIN)
     yield _linear(f"{prefix}.kv_a_proj_with_mqa", spec.kv_lora_rank + spec.qk_rope_head_dim, hidden)
@@ -64,12 +76,12 @@ def _attention(spec: CheckpointSpec | GlmDsaConfig, prefix: str) -> Iterator[Ten
     yield _linear(
         f"{prefix}.kv_b_proj", heads * (spec.qk_nope_head_dim + spec.v_head_dim), spec.kv_lora_rank
     )
-    yield _linear(f"{prefix}.o_proj", hidden, heads * spec.v_head_dim)
+    yield _linear(f"{prefix}.o_proj", hidden, heads * spec.v_head_dim, _OUTPUT_GAIN)
 
 
 def _indexer(spec: CheckpointSpec | GlmDsaConfig, prefix: str) -> Iterator[TensorSpec]:
     yield _linear(f"{prefix}.wq_b", spec.index_n_heads * spec.index_head_dim, spec.q_lora_rank)
-    yield _linear(f"{prefix}.wk", spec.index_head_dim, spec.hidden_size)
+    yield _linear(f"{prefix}.wk", spec.index_head_dim, spec.hidden_size, _INDEX_KEY_GAIN)
     yield _norm(f"{prefix}.k_norm", spec.index_head_dim)
     yield TensorSpec(
         name=f"{prefix}.k_norm.bias", shape=(spec.index_head_dim,), kind="shift", gain=0.3
@@ -85,7 +97,7 @@ def _mlp(prefix: str, hidden: int, width: int, down_gain: float) -> Iterator[Ten
 
 def _moe(spec: CheckpointSpec | GlmDsaConfig, prefix: str) -> Iterator[TensorSpec]:
     hidden, width = spec.hidden_size, spec.moe_intermediate_size
-    yield _linear(f"{prefix}.gate", spec.n_routed_experts, hidden, _ROUTER_GAIN)
+    yield _linear(f"{prefix}.gate", spec.n_routed_experts, hidden)
     yield TensorSpec(
         name=f"{prefix}.gate.e_score_correction_bias",
         shape=(spec.n_routed_experts,),

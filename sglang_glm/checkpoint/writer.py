@@ -23,7 +23,7 @@ from sglang_glm.checkpoint.tokenizer import save_tokenizer, special_ids, train_t
 MANIFEST = "sglang_glm_checkpoint.json"
 """Marks a directory as written by this module; holds the spec and the weights' hash."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same spec would give other bytes."""
 
 SHARD_BYTES = 2 * 2**30
