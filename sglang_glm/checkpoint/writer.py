@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -16,9 +17,11 @@ from safetensors.torch import save_file
 from sglang_glm.checkpoint.fp8 import is_quantized, quantize_blocks
 from sglang_glm.checkpoint.hf_config import build_config, build_generation_config
 from sglang_glm.checkpoint.random_weights import draw_tensor
-from sglang_glm.checkpoint.spec import CheckpointSpec
 from sglang_glm.checkpoint.tensors import TensorSpec, iter_tensors
 from sglang_glm.checkpoint.tokenizer import save_tokenizer, special_ids, train_tokenizer
+
+if TYPE_CHECKING:
+    from sglang_glm.checkpoint.spec import CheckpointSpec
 
 MANIFEST = "sglang_glm_checkpoint.json"
 """Marks a directory as written by this module; holds the spec and the weights' hash."""

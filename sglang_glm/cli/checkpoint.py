@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sglang_glm.checkpoint.spec import FP8_EXCLUDABLE, CheckpointSpec
+
+if TYPE_CHECKING:
+    import argparse
 
 DESCRIPTION = """\
 Write a random checkpoint with the structure of GLM-5.x (MLA, sparse attention with full and

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
@@ -22,6 +20,10 @@ from sglang_glm.verification.near_tie import (
     head_scores,
     select_positions,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 _MAX_TERMS = 2**26
 """Bound on rows * index heads * keys of one forward, which holds several such FP32 tensors."""
@@ -157,8 +159,6 @@ class Oracle:
         with torch.device("meta"):
             model = GlmMoeDsaForCausalLM(self.config)
         model.to_empty(device=device)
-        # Non-persistent buffers are not in the checkpoint.
-        model.model.rotary_emb = hf.GlmMoeDsaRotaryEmbedding(self.config).to(device)
         model.load_state_dict(weights)
         # transformers' own exception to a BF16 load
         keep_fp32 = {
@@ -167,7 +167,8 @@ class Oracle:
             if name.endswith("e_score_correction_bias")
         }
         model.to(dtype).load_state_dict(keep_fp32, strict=False, assign=True)
-        model.model.rotary_emb.float()
+        # Not in the checkpoint, and FP32 whatever the model's dtype.
+        model.model.rotary_emb = hf.GlmMoeDsaRotaryEmbedding(self.config).to(device)
         set_latent_norm_eps(
             model, self.config.rms_norm_eps if latent_norm_eps is None else latent_norm_eps
         )
