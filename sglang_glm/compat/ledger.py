@@ -4,6 +4,7 @@ from functools import partial
 
 from sglang_glm.compat import probes
 from sglang_glm.compat.host import dp_attention, forward_batch_info, parallel_state
+from sglang_glm.compat.moe_a2a import check_backend
 from sglang_glm.compat.model_package import check_model_package
 from sglang_glm.compat.seams import Scope, Seam
 
@@ -36,9 +37,9 @@ SEAMS: tuple[Seam, ...] = (
         target="sglang.srt.server_args.ServerArgs.add_cli_args",
         kind="after",
         scope="everywhere",
-        implementation="sglang_glm.compat.cli_choices:add_dsa_choices",
-        why="the DSA backend flags accept only the stock names, and SGLang has no registry for them",
-        remove_when="SGLang registers DSA backends by name",
+        implementation="sglang_glm.compat.cli_choices:add_choices",
+        why="the DSA and all-to-all backend flags accept only the stock names, and SGLang has no registry for them",
+        remove_when="SGLang registers these backends by name",
     ),
     Seam(
         target="sglang.srt.platforms.current_platform.get_kv_pool_cls",
@@ -120,6 +121,30 @@ SEAMS: tuple[Seam, ...] = (
         why="the native form fails on expert id -1, which expert parallelism gives to experts of other ranks",
         remove_when="never: this is SGLang's way to bring a forward",
         probe=probes.check_experts,
+    ),
+    Seam(
+        target="sglang.srt.layers.moe.utils.MoeA2ABackend",
+        kind="setting",
+        scope="everywhere",
+        implementation="sglang_glm.compat.moe_a2a:add_backend",
+        why="an enumeration without registry: another name of --moe-a2a-backend raises",
+        remove_when="SGLang registers all-to-all backends by name",
+        probe=check_backend,
+    ),
+    Seam(
+        target="sglang.srt.layers.moe.fused_moe_triton.layer.create_moe_dispatcher",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.moe_a2a:create_moe_dispatcher",
+        why="a chain of names without registry",
+        remove_when="SGLang registers all-to-all backends by name",
+    ),
+    _resolution_hook(
+        "handle_a2a_moe",
+        "sglang_glm.compat.moe_a2a:handle_a2a_moe",
+        scope="everywhere",
+        why="expert parallelism is widened to all ranks for the stock all-to-all backends only",
+        remove_when="SGLang registers all-to-all backends by name",
     ),
     Seam(
         target="sglang.srt.distributed.bootstrap._init_cpu_threads_env",
