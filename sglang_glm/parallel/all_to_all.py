@@ -149,8 +149,5 @@ def _exchange(
     if backward:
         sent, received = received, sent
     out = rows.new_empty(sum(received), *rows.shape[1:])
-    # As bytes: gloo knows neither BF16 nor FP8.
-    dist.all_to_all_single(
-        out.view(torch.uint8), rows.contiguous().view(torch.uint8), [*received], [*sent], group=group
-    )
+    dist.all_to_all_single(out, rows.contiguous(), [*received], [*sent], group=group)
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import requests
 
 READY_TIMEOUT_S = 240
@@ -90,8 +92,13 @@ class Server:
         """POST `body` as JSON."""
         return requests.post(f"{self.url}{path}", json=body, timeout=300)
 
-    def generate(self, input_ids: list[int] | list[list[int]], **sampling: object) -> dict | list[dict]:
-        """Greedy generation from token ids with log-probabilities of prompt and output."""
+    def generate(
+        self, input_ids: list[int] | list[list[int]], *, routed_dp_rank: int | None = None, **sampling: object
+    ) -> dict | list[dict]:
+        """Greedy generation from token ids with log-probabilities of prompt and output.
+
+        `routed_dp_rank` sends it to one rank of attention data parallelism.
+        """
         params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, **sampling}
         response = self.post(
             "/generate",
@@ -100,6 +107,7 @@ class Server:
             return_logprob=True,
             logprob_start_len=0,
             top_logprobs_num=5,
+            routed_dp_rank=routed_dp_rank,
         )
         response.raise_for_status()
         return response.json()
@@ -112,6 +120,11 @@ class Server:
                 return
             time.sleep(0.25)
         raise RuntimeError(f"/flush_cache answered {response.status_code}: {response.text}")
+
+    def rank_process(self, rank: int) -> psutil.Process:
+        """The process of one tensor-parallel rank, of a server that has several."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(child for child in children if re.search(rf"scheduler.*_TP{rank}(_|$)", child.cmdline()[0]))
 
     def internal_state(self) -> dict:
         """SGLang's own view of its scheduler."""
