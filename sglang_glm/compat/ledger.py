@@ -187,6 +187,22 @@ SEAMS: tuple[Seam, ...] = (
         probe=forward_batch_info.check_pageable_memory,
     ),
     Seam(
+        target="sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle",
+        kind="after",
+        scope="host",
+        implementation=f"{_HOST}.scheduler:pause_when_idle",
+        why="idle attention-DP ranks spin on the cores that busy ranks compute with",
+        remove_when="--sleep-on-idle serves attention DP",
+    ),
+    Seam(
+        target="sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.data_parallel_controller:event_loop",
+        why="polls without waiting: one core is lost to it; the loop has no part that could be hooked",
+        remove_when="the controller waits for its socket",
+    ),
+    Seam(
         target="sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend",
         kind="replace",
         scope="host",

@@ -51,6 +51,8 @@ class HostSRTPlatform(SRTPlatform):
             server_args.mem_fraction_static = _MEM_FRACTION_STATIC
         if server_args.max_running_requests is None:
             server_args.max_running_requests = _MAX_RUNNING_REQUESTS
+        if server_args.attn_dp_size == 1:
+            server_args.sleep_on_idle = True
         # Its kernels are CUDA's; SGLang would try, and warn, in every group.
         server_args.disable_custom_all_reduce = True
         share_cores(server_args.dp_size * server_args.tp_size * server_args.pp_size)
