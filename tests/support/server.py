@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import signal
@@ -44,6 +45,7 @@ class Server:
             stderr=subprocess.STDOUT,
             # A session of its own, so that stopping it ends every process that it started.
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         self._wait_ready()
         self.ready_after_s = time.monotonic() - started
@@ -116,6 +118,12 @@ class Server:
     def internal_state(self) -> dict:
         """SGLang's own view of its scheduler."""
         return requests.get(f"{self.url}/get_server_info", timeout=30).json()["internal_states"][0]
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process when the test run dies without stopping it."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL("libc.so.6").prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _free_port() -> int:

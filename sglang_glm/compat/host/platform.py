@@ -49,6 +49,8 @@ class HostSRTPlatform(SRTPlatform):
             server_args.mem_fraction_static = _MEM_FRACTION_STATIC
         if server_args.max_running_requests is None:
             server_args.max_running_requests = _MAX_RUNNING_REQUESTS
+        # The scheduler polls in a tight loop otherwise, and takes a core while nobody asks anything.
+        server_args.sleep_on_idle = True
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes of RAM in this machine."""
