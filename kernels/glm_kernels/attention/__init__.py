@@ -1,0 +1,1 @@
+"""MLA over selected cache rows."""

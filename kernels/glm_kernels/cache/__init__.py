@@ -1,0 +1,1 @@
+"""Byte layouts of the latent and index caches, and the writes into them."""

@@ -1,0 +1,1 @@
+"""The lightning indexer: scores of every cached position, and the best of them."""
