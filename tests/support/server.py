@@ -115,9 +115,25 @@ class Server:
             time.sleep(0.25)
         raise RuntimeError(f"/flush_cache answered {response.status_code}: {response.text}")
 
-    def internal_state(self) -> dict:
-        """SGLang's own view of its scheduler."""
-        return requests.get(f"{self.url}/get_server_info", timeout=30).json()["internal_states"][0]
+    def load(self) -> dict:
+        """What the scheduler holds: running and waiting requests, cache tokens in use."""
+        response = requests.get(f"{self.url}/v1/loads", timeout=30)
+        response.raise_for_status()
+        return response.json()["loads"][0]
+
+    def wait_idle(self, timeout_s: float = 60) -> None:
+        """Wait until no request is left and every page that is not cached is free again.
+
+        SGLang checks its own books whenever it is idle, and ends with a memory leak report when a
+        page is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            load = self.load()
+            if not (load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"]):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"still held after {timeout_s} s: {load}\n{self.tail()}")
 
 
 def _end_with_parent() -> None:
