@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from sglang_glm.checkpoint.fp8 import is_quantized, quantize_blocks
 from sglang_glm.checkpoint.hf_config import build_config, build_generation_config
+from sglang_glm.checkpoint.perfect_mtp import build_perfect_mtp
 from sglang_glm.checkpoint.random_weights import draw_tensor
 from sglang_glm.checkpoint.tensors import TensorSpec, iter_tensors
 from sglang_glm.checkpoint.tokenizer import save_tokenizer, special_ids, train_tokenizer
@@ -67,8 +68,12 @@ def _plan_shards(spec: CheckpointSpec) -> list[list[TensorSpec]]:
     return shards
 
 
-def _stored_tensors(spec: CheckpointSpec, tensor: TensorSpec) -> Iterator[tuple[str, torch.Tensor]]:
-    drawn = draw_tensor(spec, tensor)
+def _stored_tensors(
+    spec: CheckpointSpec, tensor: TensorSpec, constructed: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    drawn = constructed.get(tensor.name)
+    if drawn is None:
+        drawn = draw_tensor(spec, tensor)
     if not is_quantized(spec, tensor.name):
         yield tensor.name, drawn
         return
@@ -78,6 +83,7 @@ def _stored_tensors(spec: CheckpointSpec, tensor: TensorSpec) -> Iterator[tuple[
 
 
 def _write_weights(spec: CheckpointSpec, directory: Path, progress: Progress | None) -> str:
+    constructed = {} if spec.mtp_perfect == "no" else build_perfect_mtp(spec)
     shards = _plan_shards(spec)
     total = sum(stored_bytes(spec, tensor) for shard in shards for tensor in shard)
     weight_map: dict[str, str] = {}
@@ -89,7 +95,7 @@ def _write_weights(spec: CheckpointSpec, directory: Path, progress: Progress | N
             name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for tensor in shard:
-            for stored_name, stored in _stored_tensors(spec, tensor):
+            for stored_name, stored in _stored_tensors(spec, tensor, constructed):
                 tensors[stored_name] = stored
                 weight_map[stored_name] = name
                 digest.update(stored_name.encode())

@@ -23,6 +23,7 @@ examples:
   sglang-glm checkpoint /tmp/glm-tiny
   sglang-glm checkpoint /tmp/glm-tiny --index-topk 8 --mtp
   sglang-glm checkpoint /tmp/glm-fp8 --fp8 --fp8-exclude shared_experts --mtp
+  sglang-glm checkpoint /tmp/glm-perfect --mtp-perfect hidden --index-topk 16
   sglang-glm checkpoint /tmp/glm-4 --layers 4 --indexer-types full,shared,full,shared
 """
 
@@ -95,6 +96,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     mtp.add_argument(
         "--mtp-shared-head", action="store_true", help="repeat the output head under it"
     )
+    mtp.add_argument(
+        "--mtp-perfect",
+        choices=("hidden", "attention"),
+        default="no",
+        help="construct target and MTP layer such that every draft token must be accepted; "
+        "'attention' also needs the draft's own cache to be right (not with index sharing)",
+    )
 
     fp8 = parser.add_argument_group("FP8")
     fp8.add_argument(
@@ -126,7 +134,8 @@ def spec_from_arguments(arguments: argparse.Namespace) -> CheckpointSpec:
     return CheckpointSpec(
         **values,
         indexer_types=arguments.indexer_types,
-        num_nextn_predict_layers=int(arguments.mtp),
+        num_nextn_predict_layers=int(arguments.mtp or arguments.mtp_perfect != "no"),
+        mtp_perfect=arguments.mtp_perfect,
         nextn_embed_tokens=arguments.mtp_embed_tokens,
         nextn_shared_head=arguments.mtp_shared_head,
         fp8=arguments.fp8,
