@@ -31,6 +31,8 @@ class CheckpointSpec:
         nextn_shared_head: Also write ``shared_head.head`` under the MTP layer (a copy).
         mtp_perfect: ``hidden`` or ``attention`` construct an MTP layer that must predict exactly
             what the target does; see ``perfect_mtp``.
+        script: What the target says after ``<think>``, and what it says there after a tool's
+            response (by default the same). See ``script``.
         fp8: Store linear weights as e4m3 with one FP32 scale per 128 x 128 block.
         fp8_exclude: Parts kept in BF16 although ``fp8`` is set; see ``FP8_EXCLUDABLE``.
         rms_norm_eps: Of every RMSNorm, the two latent norms included.
@@ -66,6 +68,7 @@ class CheckpointSpec:
     nextn_embed_tokens: bool = False
     nextn_shared_head: bool = False
     mtp_perfect: Literal["no", "hidden", "attention"] = "no"
+    script: tuple[str, ...] = ()
     fp8: bool = False
     fp8_exclude: tuple[str, ...] = ()
     max_position_embeddings: int = 32768
@@ -80,6 +83,11 @@ class CheckpointSpec:
     def qk_head_dim(self) -> int:
         """Width of one query or key head before absorption."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def is_constructed(self) -> bool:
+        """Whether the target is built rather than drawn."""
+        return self.mtp_perfect != "no" or bool(self.script)
 
     @property
     def layer_indexer_types(self) -> tuple[IndexerType, ...]:
@@ -190,13 +198,19 @@ def validate(spec: CheckpointSpec) -> None:
         "mtp_perfect",
         "'no', 'hidden' or 'attention'",
     )
+    require(len(spec.script) <= 2, "script", "at most two texts")
     if spec.mtp_perfect != "no":
-        _validate_perfect(spec, require)
+        require(
+            spec.num_nextn_predict_layers == 1,
+            "num_nextn_predict_layers",
+            "1 for a constructed MTP layer",
+        )
+    if spec.is_constructed:
+        _validate_constructed(spec, require)
 
 
-def _validate_perfect(spec: CheckpointSpec, require: Callable[[bool, str, str], None]) -> None:
-    reason = "for the constructed MTP layer"
-    require(spec.num_nextn_predict_layers == 1, "num_nextn_predict_layers", f"1 {reason}")
+def _validate_constructed(spec: CheckpointSpec, require: Callable[[bool, str, str], None]) -> None:
+    reason = "for a constructed model"
     require(not spec.fp8, "fp8", f"False {reason}: its weights do not survive 3 mantissa bits")
     for field, minimum in (
         ("hidden_size", 208),

@@ -480,6 +480,7 @@ def test_cli_has_an_option_for_every_field() -> None:
         "nextn_embed_tokens",
         "nextn_shared_head",
         "mtp_perfect",
+        "script",
         "fp8",
         "fp8_exclude",
     }
