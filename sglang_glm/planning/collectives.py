@@ -147,6 +147,11 @@ def forward_collectives(
     if a2a:
         build.exchange("dispatch", moe, dispatch_message_bytes(config, num_tokens))
         build.exchange("combine", moe, combine_message_bytes(config, num_tokens))
+    if layout.attn_dp_size > 1:
+        # A head split over all ranks needs every group's rows first.
+        group_size = layout.tp_size if layout.lm_head_tp_size > layout.attn_tp_size else 1
+        rows = hidden_message_bytes(config, num_logit_rows)
+        build.gather("rows all-gather", "LM head", 1, rows, group_size=group_size)
     build.gather(
         "logits all-gather",
         "LM head",

@@ -7,12 +7,13 @@ recorded number of experts hit is better than both.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from sglang_glm.config import GlmDsaConfig
     from sglang_glm.planning.layout import ParallelLayout
 

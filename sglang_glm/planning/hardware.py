@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Architecture = Literal["hopper", "blackwell"]
 
 _GIB = 2**30
 
@@ -12,7 +15,8 @@ class Gpu:
     """Ceilings of one GPU.
 
     Attributes:
-        memory_bytes: Capacity that CUDA reports, which is below the name's round number of GiB.
+        architecture: Decides which kernels SGLang chooses, and their row formats.
+        memory_bytes: Capacity that CUDA reports, below the round number of GiB in the data sheet.
         hbm_bytes_per_s: Achievable memory bandwidth.
         bf16_flops_per_s: Achievable dense BF16 rate of the matrix units.
         fp8_flops_per_s: Achievable dense FP8 rate.
@@ -22,6 +26,7 @@ class Gpu:
     """
 
     name: str
+    architecture: Architecture
     memory_bytes: int
     hbm_bytes_per_s: float
     bf16_flops_per_s: float
@@ -34,6 +39,7 @@ class Gpu:
 GPUS: dict[str, Gpu] = {
     "h200": Gpu(
         name="h200",
+        architecture="hopper",
         memory_bytes=int(139.80 * _GIB),
         hbm_bytes_per_s=4.3e12,
         bf16_flops_per_s=790e12,
@@ -46,6 +52,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "h100": Gpu(
         name="h100",
+        architecture="hopper",
         memory_bytes=int(79.18 * _GIB),
         hbm_bytes_per_s=3.0e12,
         bf16_flops_per_s=790e12,
@@ -57,6 +64,7 @@ GPUS: dict[str, Gpu] = {
     ),
     "b200": Gpu(
         name="b200",
+        architecture="blackwell",
         memory_bytes=int(178.35 * _GIB),
         hbm_bytes_per_s=7.2e12,
         bf16_flops_per_s=1800e12,

@@ -41,6 +41,7 @@ class KernelRates:
         topk_share: Of the memory bandwidth.
         sparse_attention_us, index_scoring_us, topk_us: Fixed time of one launch.
         other_us_per_layer: Fixed time of all other kernels of a layer.
+        other_us_per_pass: Fixed time of a forward pass: graph launch, sampling, scheduling.
     """
 
     sparse_attention_share: float = 1.0
@@ -51,7 +52,10 @@ class KernelRates:
     index_scoring_us: float = 0.0
     topk_us: float = 0.0
     other_us_per_layer: float = 0.0
+    other_us_per_pass: float = 0.0
 
+
+FIXED_TERM = "small kernels and step"
 
 IDEAL_RATES = KernelRates()
 """The roofline itself."""
@@ -64,15 +68,21 @@ HOPPER_RATES = KernelRates(
     sparse_attention_us=17.0,
     index_scoring_us=3.5,
     topk_us=8.0,
-    other_us_per_layer=100.0,
+    other_us_per_layer=73.0,
+    other_us_per_pass=170.0,
 )
 """Kernels of SGLang 0.5.23 on an H200.
 
 The first seven are fitted to launches of FlashMLA (FP8 rows, top-k 2048), DeepGEMM's paged index
 scores and SGLang's top-k v2; `tests/unit/planning/test_roofline.py` holds those measurements.
-`other_us_per_layer` is fitted to one row of a 7-layer server (context 1,000, one request), see
-docs/planning.md, and holds about forty small kernels of a layer.
+The last two are fitted to the decode step and the MTP round of one row of a 7-layer server
+(context 1,000, one request), see docs/planning.md.
 """
+
+
+def known_rates(gpu: Gpu) -> KernelRates | None:
+    """Kernel rates for a GPU, `None` where no kernel was measured on its architecture."""
+    return HOPPER_RATES if gpu.architecture == "hopper" else None
 
 
 def roofline_us(hbm_bytes: float, flops: float, math: str, gpu: Gpu) -> tuple[float, Bound]:
@@ -133,14 +143,9 @@ def time_step(
                 bound="link" if on_link else "fixed",
             )
         )
-    if rates.other_us_per_layer:
-        timed.append(
-            TimedTerm(
-                name="small kernels",
-                time_us=rates.other_us_per_layer * num_layers,
-                bound="fixed",
-            )
-        )
+    fixed_us = rates.other_us_per_pass + rates.other_us_per_layer * num_layers
+    if fixed_us:
+        timed.append(TimedTerm(name=FIXED_TERM, time_us=fixed_us, bound="fixed"))
     return timed
 
 

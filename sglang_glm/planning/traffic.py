@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 
 from sglang_glm.planning import kv_cache
 from sglang_glm.planning.weights import (
-    WeightGroup,
     absorbed_parameters_per_gpu,
     effective_storage,
     iter_weights,
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from sglang_glm.planning.experts import Routing
     from sglang_glm.planning.kv_cache import KvDtype
     from sglang_glm.planning.layout import ParallelLayout
-    from sglang_glm.planning.weights import Precision
+    from sglang_glm.planning.weights import Precision, Weight, WeightGroup
 
 TermName = Literal[
     "attention projections",
@@ -178,6 +177,7 @@ def target_terms(setup: ModelSetup, load: RowLoad) -> list[Term]:
         load,
         num_layers=config.num_hidden_layers,
         num_scoring_layers=len(config.full_index_layer_ids),
+        latent_shards=setup.layout.dcp_size,
     )
 
 
@@ -193,50 +193,59 @@ def mtp_terms(setup: ModelSetup, load: RowLoad, *, scores_index: bool) -> list[T
     if setup.config.mtp_layer_id is None:
         raise ValueError("plan: the model has no MTP layer (num_nextn_predict_layers is 0)")
     return _weight_terms(setup, load, mtp=True) + _attention_terms(
-        setup, load, num_layers=1, num_scoring_layers=int(scores_index)
+        setup, load, num_layers=1, num_scoring_layers=int(scores_index), latent_shards=1
     )
 
 
 def _weight_terms(setup: ModelSetup, load: RowLoad, *, mtp: bool) -> list[Term]:
-    config, layout = setup.config, setup.layout
     totals: dict[TermName, list[float]] = {}
-    absorbed = absorbed_parameters_per_gpu(config, layout)
-    for full_weight in iter_weights(config, with_mtp=mtp):
-        term_name = _TERM_OF_GROUP.get(full_weight.group)
-        in_mtp = full_weight.layer_id == config.mtp_layer_id
-        is_head = full_weight.group == "lm_head"
-        if term_name is None or (full_weight.layer_id is not None and in_mtp != mtp):
+    for weight in iter_weights(setup.config, with_mtp=mtp):
+        term_name = _TERM_OF_GROUP.get(weight.group)
+        is_head = weight.group == "lm_head"
+        in_pass = is_head or (weight.layer_id == setup.config.mtp_layer_id) == mtp
+        if term_name is None or not in_pass:
             continue
-        weight = shard(effective_storage(full_weight, config), layout)
-        stored_bytes = float(weight_bytes(weight, setup.precision))
-        parameters = float(weight.num_parameters)
-        rows = load.rows_per_gpu
-        if weight.name.endswith(".kv_b_proj"):
-            # The absorbed form multiplies with the BF16 copies instead.
-            parameters, stored_bytes = float(absorbed), float(absorbed * _BYTES_BF16)
-        elif weight.group == "routed_experts" and weight.layer_id is not None:
-            hit = setup.routing.experts_hit_per_gpu(
-                config, layout, weight.layer_id, load.rows_total
-            )
-            share = setup.routing.token_share_per_gpu(config, layout, weight.layer_id)
-            stored_bytes *= hit / weight.copies
-            parameters /= weight.copies
-            rows = load.rows_total * config.num_experts_per_tok * share
-        elif is_head:
-            rows = (
-                load.logit_rows_per_gpu if layout.lm_head_per_attn_group else load.logit_rows_total
-            )
-        elif weight.group == "dense_mlp" and not layout.dense_mlp_replicated:
-            rows = load.rows_total
-        elif weight.group == "shared_experts" and layout.moe_dispatch == "none":
-            rows = load.rows_total
+        hbm_bytes, flops = _weight_work(setup, load, weight)
         sums = totals.setdefault(term_name, [0.0, 0.0])
-        sums[0] += stored_bytes
-        sums[1] += 2 * parameters * rows
+        sums[0] += hbm_bytes
+        sums[1] += flops
     return [
         Term(name=name, hbm_bytes=sums[0], flops=sums[1], math=_math_of(name, setup.precision))
         for name, sums in totals.items()
     ]
+
+
+def _weight_work(setup: ModelSetup, load: RowLoad, weight: Weight) -> tuple[float, float]:
+    """Bytes read and FLOPs of one weight on one GPU."""
+    config, layout = setup.config, setup.layout
+    local = shard(effective_storage(weight, config), layout)
+    stored_bytes = weight_bytes(local, setup.precision)
+    if weight.name.endswith(".kv_b_proj"):
+        # The absorbed form multiplies with the BF16 copies instead.
+        absorbed = absorbed_parameters_per_gpu(config, layout)
+        return absorbed * _BYTES_BF16, 2 * absorbed * load.rows_per_gpu
+    if weight.group == "routed_experts" and weight.layer_id is not None:
+        routing, layer_id = setup.routing, weight.layer_id
+        hit = routing.experts_hit_per_gpu(config, layout, layer_id, load.rows_total)
+        share = routing.token_share_per_gpu(config, layout, layer_id)
+        pairs = load.rows_total * config.num_experts_per_tok * share
+        return stored_bytes * hit / local.copies, 2 * local.rows * local.columns * pairs
+    return stored_bytes, 2 * local.num_parameters * _rows_through(setup, load, weight.group)
+
+
+def _rows_through(setup: ModelSetup, load: RowLoad, group: WeightGroup) -> float:
+    """Rows that one GPU multiplies with a weight of a group."""
+    layout = setup.layout
+    if group == "lm_head":
+        whole_replica = not layout.lm_head_per_attn_group
+        return load.logit_rows_total if whole_replica else load.logit_rows_per_gpu
+    if group == "dense_mlp":
+        return load.rows_per_gpu if layout.dense_mlp_replicated else load.rows_total
+    if group in ("shared_experts", "router"):
+        # Under an all-to-all every GPU keeps its own share of the tokens around the MoE.
+        whole_replica = layout.moe_dispatch == "none"
+        return load.rows_total if whole_replica else load.rows_total / layout.tp_size
+    return load.rows_per_gpu
 
 
 def _math_of(name: TermName, precision: Precision) -> MathKind:
@@ -245,15 +254,23 @@ def _math_of(name: TermName, precision: Precision) -> MathKind:
 
 
 def _attention_terms(
-    setup: ModelSetup, load: RowLoad, *, num_layers: int, num_scoring_layers: int
+    setup: ModelSetup,
+    load: RowLoad,
+    *,
+    num_layers: int,
+    num_scoring_layers: int,
+    latent_shards: int,
 ) -> list[Term]:
     config, layout = setup.config, setup.layout
+    # With the rows split over DCP ranks each rank runs all heads of the group over its share, so
+    # the arithmetic stays the same and the traffic divides.
+    local_rows = load.selected_rows / latent_shards
     heads = config.num_attention_heads // layout.attn_tp_size
     row_bytes = kv_cache.latent_row_bytes(config, setup.kv_dtype)
     terms = [
         Term(
             name="sparse attention",
-            hbm_bytes=latent_read_bytes(load.selected_rows, row_bytes) * num_layers,
+            hbm_bytes=latent_read_bytes(local_rows, row_bytes) * num_layers,
             flops=sparse_attention_flops(config, load.selected_rows, heads) * num_layers,
             math="bf16",
             launches=num_layers,

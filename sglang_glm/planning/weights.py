@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from sglang_glm.planning.layout import FP8_BLOCK_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sglang_glm.config import GlmDsaConfig
     from sglang_glm.planning.layout import ParallelLayout
 
