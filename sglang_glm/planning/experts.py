@@ -63,7 +63,7 @@ class UniformRouting:
         """See `Routing`."""
         num_local = config.n_routed_experts // layout.ep_size
         probability = config.num_experts_per_tok / config.n_routed_experts
-        return expected_experts_hit([probability] * num_local, num_tokens)
+        return num_local * expected_experts_hit([probability], num_tokens)
 
     def token_share_per_gpu(
         self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int

@@ -8,6 +8,7 @@ against gigabytes of weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from sglang_glm.planning import kv_cache
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from sglang_glm.planning.experts import Routing
     from sglang_glm.planning.kv_cache import KvDtype
     from sglang_glm.planning.layout import ParallelLayout
-    from sglang_glm.planning.weights import Precision, Weight, WeightGroup
+    from sglang_glm.planning.weights import Precision, WeightGroup
 
 TermName = Literal[
     "attention projections",
@@ -197,16 +198,50 @@ def mtp_terms(setup: ModelSetup, load: RowLoad, *, scores_index: bool) -> list[T
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LocalWeights:
+    """Weights of one group on one GPU; routed experts are kept apart by layer."""
+
+    group: WeightGroup
+    layer_id: int | None
+    read_bytes: float
+    parameters: float
+    copies: int
+
+
+@lru_cache(maxsize=64)
+def _local_weights(
+    config: GlmDsaConfig, layout: ParallelLayout, precision: Precision, mtp: bool
+) -> tuple[_LocalWeights, ...]:
+    # A plan sums the same table for every chunk of a long prompt, hence the cache.
+    sums: dict[tuple[WeightGroup, int | None], _LocalWeights] = {}
+    absorbed = absorbed_parameters_per_gpu(config, layout)
+    for weight in iter_weights(config, with_mtp=mtp):
+        in_pass = (weight.layer_id == config.mtp_layer_id) == mtp
+        if weight.group not in _TERM_OF_GROUP or not (in_pass or weight.group == "lm_head"):
+            continue
+        local = shard(effective_storage(weight, config), layout)
+        read_bytes, parameters = weight_bytes(local, precision), local.num_parameters
+        if weight.name.endswith(".kv_b_proj"):
+            # The absorbed form multiplies with the BF16 copies instead.
+            read_bytes, parameters = absorbed * _BYTES_BF16, absorbed
+        layer_id = weight.layer_id if weight.group == "routed_experts" else None
+        before = sums.get((weight.group, layer_id))
+        sums[weight.group, layer_id] = _LocalWeights(
+            group=weight.group,
+            layer_id=layer_id,
+            read_bytes=read_bytes + (before.read_bytes if before else 0.0),
+            parameters=parameters + (before.parameters if before else 0.0),
+            copies=local.copies,
+        )
+    return tuple(sums.values())
+
+
 def _weight_terms(setup: ModelSetup, load: RowLoad, *, mtp: bool) -> list[Term]:
     totals: dict[TermName, list[float]] = {}
-    for weight in iter_weights(setup.config, with_mtp=mtp):
-        term_name = _TERM_OF_GROUP.get(weight.group)
-        is_head = weight.group == "lm_head"
-        in_pass = is_head or (weight.layer_id == setup.config.mtp_layer_id) == mtp
-        if term_name is None or not in_pass:
-            continue
-        hbm_bytes, flops = _weight_work(setup, load, weight)
-        sums = totals.setdefault(term_name, [0.0, 0.0])
+    for weights in _local_weights(setup.config, setup.layout, setup.precision, mtp):
+        hbm_bytes, flops = _weight_work(setup, load, weights)
+        sums = totals.setdefault(_TERM_OF_GROUP[weights.group], [0.0, 0.0])
         sums[0] += hbm_bytes
         sums[1] += flops
     return [
@@ -215,22 +250,17 @@ def _weight_terms(setup: ModelSetup, load: RowLoad, *, mtp: bool) -> list[Term]:
     ]
 
 
-def _weight_work(setup: ModelSetup, load: RowLoad, weight: Weight) -> tuple[float, float]:
-    """Bytes read and FLOPs of one weight on one GPU."""
-    config, layout = setup.config, setup.layout
-    local = shard(effective_storage(weight, config), layout)
-    stored_bytes = weight_bytes(local, setup.precision)
-    if weight.name.endswith(".kv_b_proj"):
-        # The absorbed form multiplies with the BF16 copies instead.
-        absorbed = absorbed_parameters_per_gpu(config, layout)
-        return absorbed * _BYTES_BF16, 2 * absorbed * load.rows_per_gpu
-    if weight.group == "routed_experts" and weight.layer_id is not None:
-        routing, layer_id = setup.routing, weight.layer_id
-        hit = routing.experts_hit_per_gpu(config, layout, layer_id, load.rows_total)
-        share = routing.token_share_per_gpu(config, layout, layer_id)
-        pairs = load.rows_total * config.num_experts_per_tok * share
-        return stored_bytes * hit / local.copies, 2 * local.rows * local.columns * pairs
-    return stored_bytes, 2 * local.num_parameters * _rows_through(setup, load, weight.group)
+def _weight_work(setup: ModelSetup, load: RowLoad, weights: _LocalWeights) -> tuple[float, float]:
+    """Bytes read and FLOPs of some weights on one GPU."""
+    if weights.layer_id is None:
+        rows = _rows_through(setup, load, weights.group)
+        return weights.read_bytes, 2 * weights.parameters * rows
+    config, layout, layer_id = setup.config, setup.layout, weights.layer_id
+    hit = setup.routing.experts_hit_per_gpu(config, layout, layer_id, load.rows_total)
+    share = setup.routing.token_share_per_gpu(config, layout, layer_id)
+    pairs = load.rows_total * config.num_experts_per_tok * share
+    per_expert = weights.parameters / weights.copies
+    return weights.read_bytes * hit / weights.copies, 2 * per_expert * pairs
 
 
 def _rows_through(setup: ModelSetup, load: RowLoad, group: WeightGroup) -> float:

@@ -49,6 +49,7 @@ Precision = Literal["bf16", "fp8"]
 Storage = Literal["quantisable", "bf16", "fp32"]
 SplitDim = Literal["none", "rows", "columns"]
 
+_VOCAB_PADDING = 64
 _BYTES_BF16 = 2
 _BYTES_FP32 = 4
 
@@ -311,23 +312,26 @@ def checkpoint_bytes(config: GlmDsaConfig, precision: Precision, *, with_mtp: bo
 
 
 def shard(weight: Weight, layout: ParallelLayout) -> Weight:
-    """The part of a weight that one GPU holds.
-
-    Embedding rows are padded to 64 per GPU, as SGLang's vocabulary-parallel layers do.
-    """
+    """The part of a weight that one GPU holds."""
     if weight.group == "routed_experts":
         copies = weight.copies // layout.ep_size
         return replace(_split(weight, layout.moe_tp_size), copies=copies)
     if weight.group in ("embedding", "lm_head"):
         parts = layout.attn_tp_size if weight.group == "embedding" else layout.lm_head_tp_size
-        padded = replace(weight, rows=math.ceil(weight.rows / (64 * parts)) * 64 * parts)
-        return _split(padded, parts)
+        return _split(replace(weight, rows=_padded_vocabulary(weight.rows, parts)), parts)
     parts_of_group = {
         "attention": layout.attn_tp_size,
         "dense_mlp": layout.dense_mlp_tp_size,
         "shared_experts": layout.shared_experts_tp_size,
     }
     return _split(weight, parts_of_group.get(weight.group, 1))
+
+
+def _padded_vocabulary(rows: int, parts: int) -> int:
+    """SGLang pads to 64 rows, or to 64 on each GPU where that does not divide."""
+    padded = math.ceil(rows / _VOCAB_PADDING) * _VOCAB_PADDING
+    unit = _VOCAB_PADDING if padded % parts == 0 else _VOCAB_PADDING * parts
+    return math.ceil(rows / unit) * unit
 
 
 def _split(weight: Weight, parts: int) -> Weight:
