@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from sglang_glm.planning import kv_cache
 from sglang_glm.planning.weights import (
     absorbed_parameters_per_gpu,
-    effective_storage,
     iter_weights,
+    loaded_weight,
     shard,
     weight_bytes,
 )
@@ -220,7 +220,7 @@ def _local_weights(
         in_pass = (weight.layer_id == config.mtp_layer_id) == mtp
         if weight.group not in _TERM_OF_GROUP or not (in_pass or weight.group == "lm_head"):
             continue
-        local = shard(effective_storage(weight, config), layout)
+        local = shard(loaded_weight(weight, config), layout)
         read_bytes, parameters = weight_bytes(local, precision), local.num_parameters
         if weight.name.endswith(".kv_b_proj"):
             # The absorbed form multiplies with the BF16 copies instead.

@@ -297,6 +297,19 @@ def effective_storage(weight: Weight, config: GlmDsaConfig) -> Weight:
     return replace(weight, storage="bf16") if kept else weight
 
 
+def loaded_weight(weight: Weight, config: GlmDsaConfig) -> Weight:
+    """The weight with the storage it has on a GPU.
+
+    SGLang 0.5.23 fuses `wk` with the BF16 `weights_proj` and dequantises it for that, and keeps
+    the index-key norm in FP32.
+    """
+    if weight.name.endswith(".indexer.wk"):
+        return replace(weight, storage="bf16")
+    if weight.name.endswith(".indexer.k_norm"):
+        return replace(weight, storage="fp32")
+    return effective_storage(weight, config)
+
+
 def _names_module(entry: str, name: str) -> bool:
     if entry.startswith("re:"):
         return re.match(entry.removeprefix("re:"), name) is not None
@@ -352,7 +365,7 @@ def weight_bytes_per_gpu(
     """Bytes of each group on one GPU as loaded, `absorbed_bytes_per_gpu` not included."""
     totals: dict[WeightGroup, int] = dict.fromkeys(WEIGHT_GROUPS, 0)
     for weight in iter_weights(config, with_mtp=with_mtp):
-        local = shard(effective_storage(weight, config), layout)
+        local = shard(loaded_weight(weight, config), layout)
         totals[weight.group] += weight_bytes(local, precision)
     return totals
 
