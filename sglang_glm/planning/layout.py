@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
 MoeDispatch = Literal["none", "all_to_all"]
 
-FP8_BLOCK_SIZE = 128
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
@@ -124,13 +122,3 @@ class ParallelLayout:
                     f"ParallelLayout: {name}={size} cannot be split over {group}={parts}; choose "
                     "sizes that divide it"
                 )
-        if config.quant_method == "fp8" and config.weight_block_size is not None:
-            self._check_fp8_blocks(config)
-
-    def _check_fp8_blocks(self, config: GlmDsaConfig) -> None:
-        width = config.moe_intermediate_size // self.moe_tp_size
-        if width % FP8_BLOCK_SIZE:
-            raise ValueError(
-                f"ParallelLayout: MoE TP={self.moe_tp_size} leaves {width} columns of an expert, "
-                f"expected a multiple of the FP8 block of {FP8_BLOCK_SIZE}; raise ep_size"
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang_glm.planning import collectives, memory, roofline, speculation, traffic
+from sglang_glm.planning import collectives, memory, roofline, speculation, traffic, weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,6 +142,8 @@ def build_plan(setup: ModelSetup, gpu: Gpu, workload: Workload) -> Plan:
     """
     _check_workload(setup, workload)
     setup.layout.check(setup.config)
+    if setup.precision == "fp8":
+        weights.check_fp8_blocks(setup.config, setup.layout)
     if workload.mtp is not None and setup.config.mtp_layer_id is None:
         raise ValueError(
             "plan: the model has no MTP layer (num_nextn_predict_layers is 0); drop the MTP options"

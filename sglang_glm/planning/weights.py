@@ -12,8 +12,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from sglang_glm.planning.layout import FP8_BLOCK_SIZE
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -49,6 +47,7 @@ Precision = Literal["bf16", "fp8"]
 Storage = Literal["quantisable", "bf16", "fp32"]
 SplitDim = Literal["none", "rows", "columns"]
 
+FP8_BLOCK_SIZE = 128
 _VOCAB_PADDING = 64
 _BYTES_BF16 = 2
 _BYTES_FP32 = 4
@@ -338,6 +337,33 @@ def shard(weight: Weight, layout: ParallelLayout) -> Weight:
         "shared_experts": layout.shared_experts_tp_size,
     }
     return _split(weight, parts_of_group.get(weight.group, 1))
+
+
+def check_fp8_blocks(config: GlmDsaConfig, layout: ParallelLayout) -> None:
+    """Refuse a layout that cuts an FP8 weight inside a 128 x 128 block, as SGLang does.
+
+    Args:
+        config: The model.
+        layout: A layout that `ParallelLayout.check` accepts.
+
+    Raises:
+        ValueError: Naming the first weight that is cut.
+    """
+    for weight in iter_weights(config):
+        whole = loaded_weight(weight, config)
+        if whole.storage != "quantisable":
+            continue
+        local = shard(whole, layout)
+        for dim, size, part in (
+            ("rows", whole.rows, local.rows),
+            ("columns", whole.columns, local.columns),
+        ):
+            if part != size and part % FP8_BLOCK_SIZE:
+                raise ValueError(
+                    f"plan: {weight.name} has {part} of {size} {dim} on a GPU, expected a multiple "
+                    f"of the FP8 block of {FP8_BLOCK_SIZE}; use a smaller TP (larger ep_size for "
+                    "experts, larger attn_dp_size for attention)"
+                )
 
 
 def _padded_vocabulary(rows: int, parts: int) -> int:

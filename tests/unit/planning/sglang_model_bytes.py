@@ -16,6 +16,7 @@ import torch
 def build_rank_zero(config_folder, tp_size, attn_dp_size, ep_size):
     from sglang.srt import runtime_context
     from sglang.srt.layers.dp_attention import initialize_dp_attention_flags
+    from sglang.srt.layers.quantization.fp8 import Fp8Config
     from sglang.srt.models.deepseek_v2 import DeepseekV2ForCausalLM
     from sglang.srt.server_args import ServerArgs
     from transformers import AutoConfig
@@ -44,8 +45,11 @@ def build_rank_zero(config_folder, tp_size, attn_dp_size, ep_size):
     parallel = runtime_context.get_parallel()
     names = [name for name in dir(parallel) if name.endswith("_group")]
     groups = {name: Group(group_size(parallel, name)) for name in names}
+    config = AutoConfig.from_pretrained(config_folder)
+    quantization = getattr(config, "quantization_config", None)
+    quant_config = None if quantization is None else Fp8Config.from_config(quantization)
     with parallel.override(**groups), torch.device("meta"):
-        return DeepseekV2ForCausalLM(AutoConfig.from_pretrained(config_folder))
+        return DeepseekV2ForCausalLM(config, quant_config=quant_config)
 
 
 def group_size(parallel, name):

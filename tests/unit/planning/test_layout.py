@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from sglang_glm.planning import weights
 from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.planning.released import load_config
 
@@ -37,7 +38,6 @@ def test_impossible_sizes(sizes, message):
         ),
         ({"tp_size": 8}, {"moe_intermediate_size": 100}, "moe_intermediate_size=100.*MoE TP=8"),
         ({"tp_size": 8}, {"intermediate_size": 100}, "intermediate_size=100.*dense TP=8"),
-        ({"tp_size": 32}, {}, "leaves 64 columns.*raise ep_size"),
     ],
 )
 def test_layouts_that_do_not_fit_the_model(layout, change, message):
@@ -45,6 +45,28 @@ def test_layouts_that_do_not_fit_the_model(layout, change, message):
     with pytest.raises(ValueError, match=message) as failure:
         ParallelLayout(**layout).check(config)
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "module"),
+    [
+        ({"tp_size": 32, "ep_size": 1}, "mlp.experts.gate_proj has 64 of 2048 rows"),
+        ({"tp_size": 64, "ep_size": 64}, "kv_b_proj has 448 of 28672 rows"),
+    ],
+)
+def test_fp8_blocks_are_not_cut(layout, module):
+    layout = ParallelLayout(**layout)
+    layout.check(GLM)
+    with pytest.raises(ValueError, match=module):
+        weights.check_fp8_blocks(GLM, layout)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"tp_size": 16}, {"tp_size": 32, "ep_size": 32, "moe_dispatch": "all_to_all"}],
+)
+def test_fp8_blocks_that_stay_whole(layout):
+    weights.check_fp8_blocks(GLM, ParallelLayout(**layout))
 
 
 @pytest.mark.parametrize(
