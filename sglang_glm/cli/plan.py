@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,12 @@ def add_parser(
         "--enable-dp-lm-head", action="store_true", help="head split within attention groups"
     )
     layout.add_argument("--gpus-per-node", type=int, default=8, help="GPUs on the fast link")
+    layout.add_argument(
+        "--link-gb-per-s", type=float, help="one direction of a GPU's fast link (450 for NVLink 4)"
+    )
+    layout.add_argument(
+        "--network-gb-per-s", type=float, help="one direction of a GPU's share of the network (50)"
+    )
     load = parser.add_argument_group("load")
     load.add_argument(
         "--context", type=parse_tokens, default=131_072, help="tokens a request: 131072, 128k, 1m"
@@ -155,7 +162,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         ValueError: If the model, the layout or the load is impossible.
     """
     config = load_config(args.model)
-    gpu = hardware.find_gpu(args.gpu)
+    gpu = _gpu_with_links(args)
     by_request = args.attn_dp_size > 1 and args.ep == args.tp
     deepep = args.moe_a2a_backend == "deepep" or (args.moe_a2a_backend == "auto" and by_request)
     layout = ParallelLayout(
@@ -188,6 +195,18 @@ def make_plan(args: argparse.Namespace) -> Plan:
         rows_share_index_keys=args.shared_verify_reads,
     )
     return build_plan(setup, gpu, workload)
+
+
+def _gpu_with_links(args: argparse.Namespace) -> hardware.Gpu:
+    gpu = hardware.find_gpu(args.gpu)
+    for option, gb_per_s in (("link", args.link_gb_per_s), ("network", args.network_gb_per_s)):
+        if gb_per_s is not None and gb_per_s <= 0:
+            raise ValueError(f"plan: {option}_gb_per_s is {gb_per_s:g}, expected more than 0")
+    if args.link_gb_per_s is not None:
+        gpu = replace(gpu, link_bytes_per_s=1e9 * args.link_gb_per_s)
+    if args.network_gb_per_s is not None:
+        gpu = replace(gpu, network_bytes_per_s=1e9 * args.network_gb_per_s)
+    return gpu
 
 
 def _routing(args: argparse.Namespace, config: GlmDsaConfig) -> Routing:

@@ -237,8 +237,9 @@ def _heading(plan: Plan, model: str) -> str:
     setup = plan.setup
     layout = setup.layout
     total = sum(weights.parameters_by_group(setup.config).values())
+    with_mtp = " with MTP" if setup.config.mtp_layer_id is not None else ""
     lines = [
-        f"{model}: {total / 1e9:.1f} B parameters with MTP, "
+        f"{model}: {total / 1e9:.1f} B parameters{with_mtp}, "
         f"{weights.active_parameters(setup.config) / 1e9:.1f} B active a token",
         f"{layout.tp_size} x {plan.gpu.name}: attention TP {layout.attn_tp_size} x DP "
         f"{layout.attn_dp_size}, experts EP {layout.ep_size} x TP {layout.moe_tp_size}, "

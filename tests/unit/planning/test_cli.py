@@ -172,6 +172,20 @@ def test_expert_inputs_change_the_traffic(tmp_path, capsys):
     assert one_gpu == pytest.approx(decode_bytes("--experts-hit", "64"))
 
 
+def test_links_are_given_in_gb_per_second(capsys):
+    def reduce_us(*extra):
+        arguments = ["zai-org/GLM-5.3", "--context", "8k", "--concurrency", "256", "--json"]
+        assert run([*arguments, *extra]) == 0
+        return json.loads(capsys.readouterr().out)["decode"]["collectives"][0]["time_us"]
+
+    start_up = 78 * 5
+    fast, slow = reduce_us("--link-gb-per-s", "450"), reduce_us("--link-gb-per-s", "45")
+    assert fast == reduce_us()
+    assert slow - start_up == pytest.approx(10 * (fast - start_up))
+    assert run(["zai-org/GLM-5.3", "--network-gb-per-s", "0"]) == 2
+    assert "network_gb_per_s is 0" in capsys.readouterr().err
+
+
 def test_shared_verify_reads_shorten_the_round(capsys):
     def round_us(*extra):
         assert run(["zai-org/GLM-5.3", "--ep", "8", "--json", *extra]) == 0
@@ -210,3 +224,7 @@ def test_picture_parts_sum_to_the_gpu():
     series = picture.decode_us_by_term(plan, contexts)
     assert series["index scoring"][-1] > series["index scoring"][0]
     assert series["routed experts"][-1] == series["routed experts"][0]
+    gpus_per_node = plan.setup.layout.gpus_per_node
+    sent = [call.time_us(plan.gpu, gpus_per_node) for call in plan.decode.collectives]
+    assert len(sent) > 1
+    assert series["collectives"][0] == pytest.approx(sum(sent))

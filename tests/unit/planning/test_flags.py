@@ -59,6 +59,13 @@ def test_admission_is_capped_by_what_fits():
     assert value_of(words, "--cuda-graph-max-bs-decode") == str(fits // 8)
 
 
+def test_admission_is_the_same_in_every_group():
+    words = flags.launch_flags(make_plan(concurrency=20, context_tokens=8192), "m")
+    assert value_of(words, "--max-running-requests") == "16"
+    fewer_than_groups = flags.launch_flags(make_plan(concurrency=3, context_tokens=8192), "m")
+    assert value_of(fewer_than_groups, "--max-running-requests") == "8"
+
+
 def test_dispatch_buffers_hold_the_verify_rows():
     assert flags.environment(make_plan(concurrency=64)) == {}
     plan = make_plan(concurrency=256, context_tokens=8192)
