@@ -154,10 +154,11 @@ def plan_memory(
     pages = math.floor(pool / page_bytes) - 1
     if pages < 1:
         needed = sum(by_group.values()) + absorbed
+        smaller = " or FP8 weights" if precision == "bf16" else ""
         raise ValueError(
             f"plan: the weights need {needed / 1e9:.1f} GB on each of {layout.tp_size} GPUs and "
             f"{sum(parts.values()) / 1e9:.1f} GB must stay free, but {gpu.name} has "
-            f"{gpu.memory_bytes / 1e9:.1f} GB; use more GPUs, a higher ep_size or FP8 weights"
+            f"{gpu.memory_bytes / 1e9:.1f} GB; use more GPUs{smaller}"
         )
     return MemoryPlan(
         gpu_bytes=gpu.memory_bytes,
