@@ -38,18 +38,12 @@ examples:
 """
 
 
-def add_parser(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-) -> argparse.ArgumentParser:
-    """Register the `plan` command; its `func` returns the exit code."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="memory, traffic, time and launch flags of a model on given GPUs",
-        description="Memory, traffic and time of a glm_moe_dsa model on given GPUs, without GPUs, "
-        "weights or network.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command and add its arguments."""
+    parser.description = (
+        "Memory, traffic and time of a glm_moe_dsa model on given GPUs, without GPUs, weights or network."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument(
         "model", help="config.json, checkpoint folder, or one of " + ", ".join(RELEASED)
     )
@@ -124,8 +118,6 @@ def add_parser(
         metavar="FILE.svg|.png",
         help="draw memory and time; in characters without matplotlib",
     )
-    parser.set_defaults(func=run)
-    return parser
 
 
 def parse_tokens(text: str) -> int:
@@ -140,14 +132,14 @@ def parse_tokens(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; 2 when it is refused, with the reason in one sentence."""
-    try:
-        plan = make_plan(args)
-        if args.picture is not None:
-            _write_picture(plan, args)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    """Print the plan.
+
+    Raises:
+        ValueError: the model, the layout or the load is impossible; says why in one sentence.
+    """
+    plan = make_plan(args)
+    if args.picture is not None:
+        _write_picture(plan, args)
     if args.json:
         print(json.dumps(report.plan_to_dict(plan, args.model), indent=2))
     else:

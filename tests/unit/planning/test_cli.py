@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sglang_glm.cli import plan as plan_command
+from sglang_glm.cli.main import main
 from sglang_glm.planning import picture
 from sglang_glm.planning.released import RELEASED
 
@@ -16,14 +17,13 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def make_parser():
-    parser = argparse.ArgumentParser(prog="sglang-glm")
-    command = plan_command.add_parser(parser.add_subparsers(required=True))
-    return parser, command
+    parser = argparse.ArgumentParser()
+    plan_command.configure(parser)
+    return parser
 
 
 def run(arguments):
-    parsed = make_parser()[0].parse_args(["plan", *arguments])
-    return parsed.func(parsed)
+    return main(["plan", *arguments])
 
 
 @pytest.mark.parametrize("model", list(RELEASED))
@@ -97,10 +97,10 @@ def test_own_checkpoint(tmp_path, capsys):
 def test_refusals_are_one_sentence(arguments, message, capsys):
     if "--picture" in arguments and not picture.has_matplotlib():
         pytest.skip("matplotlib is not installed")
-    assert run(arguments.split()) == 2
+    assert run(arguments.split()) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("error: ")
+    assert captured.err.startswith("sglang-glm plan: error: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
 
@@ -108,7 +108,7 @@ def test_refusals_are_one_sentence(arguments, message, capsys):
 def test_broken_json_is_refused(tmp_path, capsys):
     config = tmp_path / "config.json"
     config.write_text("{")
-    assert run([str(config)]) == 2
+    assert run([str(config)]) == 1
     assert "is not valid JSON" in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_bad_token_counts(text):
 
 
 def help_examples():
-    epilog = make_parser()[1].epilog.replace("\\\n", " ")
+    epilog = make_parser().epilog.replace("\\\n", " ")
     commands = re.findall(r"^ *sglang-glm plan (.*)$", epilog, re.MULTILINE)
     assert len(commands) == 4
     return commands
@@ -182,7 +182,7 @@ def test_links_are_given_in_gb_per_second(capsys):
     fast, slow = reduce_us("--link-gb-per-s", "450"), reduce_us("--link-gb-per-s", "45")
     assert fast == reduce_us()
     assert slow - start_up == pytest.approx(10 * (fast - start_up))
-    assert run(["zai-org/GLM-5.3", "--network-gb-per-s", "0"]) == 2
+    assert run(["zai-org/GLM-5.3", "--network-gb-per-s", "0"]) == 1
     assert "network_gb_per_s is 0" in capsys.readouterr().err
 
 
@@ -215,7 +215,7 @@ def test_drawn_picture(suffix, magic, tmp_path, capsys):
 
 
 def test_picture_parts_sum_to_the_gpu():
-    parsed = make_parser()[0].parse_args(["plan", "zai-org/GLM-5.3", "--ep", "8"])
+    parsed = make_parser().parse_args(["zai-org/GLM-5.3", "--ep", "8"])
     plan = plan_command.make_plan(parsed)
     parts = picture.memory_parts_bytes(plan)
     assert sum(size for _, size in parts) == pytest.approx(plan.gpu.memory_bytes)
