@@ -40,7 +40,8 @@ class Server:
         started = time.monotonic()
         self.process = subprocess.Popen(
             [*command, *spec.args],
-            env={**os.environ, **dict(spec.env)},
+            # Two threads on two cores stall each other as soon as anything else runs beside them.
+            env={"OMP_NUM_THREADS": "1", **os.environ, **dict(spec.env)},
             stdout=self._log,
             stderr=subprocess.STDOUT,
             # A session of its own, so that stopping it ends every process that it started.
