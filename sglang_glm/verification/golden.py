@@ -143,8 +143,9 @@ def load_entry(path: Path) -> GoldenEntry:
         header = json.loads(file.metadata()["golden"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     spec = header["spec"]
-    for field in ("indexer_types", "fp8_exclude"):
-        spec[field] = None if spec[field] is None else tuple(spec[field])
+    for field, value in spec.items():
+        if isinstance(value, list):
+            spec[field] = tuple(value)
     return GoldenEntry(
         spec=CheckpointSpec(**spec),
         weights_sha256=header["weights_sha256"],

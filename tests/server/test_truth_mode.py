@@ -9,16 +9,15 @@ test_repeatable         the same prompt alone and inside batches gives the same 
 
 import pytest
 
-from tests.support.checkpoints import checkpoint
-from tests.support.parity import compare, compare_all, prompt
-from tests.support.server import Server, ServerSpec
+from tests.support.parity import clean_prompt, compare, compare_all, prompt
+from tests.support.server import Server
+from tests.support.specs import TRUTH_8, TRUTH_64
 
 #: A published bound of the project: FP32 rounding over eight layers.
 MAX_DIFF = 1e-5
 MAX_EXCUSED = 0.02
 
-TRUTH = ("--dtype", "float32", "--chunked-prefill-size", "128", "--max-total-tokens", "20480")
-SERVERS = {topk: ServerSpec(checkpoint("--mtp", "--index-topk", str(topk)), TRUTH) for topk in (8, 64)}
+SERVERS = {8: TRUTH_8, 64: TRUTH_64}
 
 each_topk = pytest.mark.parametrize("server", SERVERS.values(), ids=[f"topk{t}" for t in SERVERS], indirect=True)
 
@@ -35,14 +34,14 @@ def check(comparison) -> None:
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 500, 2100])
 def test_lengths(server: Server, length: int) -> None:
     server.flush_cache()
-    ids = prompt(server, length, seed=length)
+    ids = clean_prompt(server, length)
     check(compare(server, server.generate(ids), ids))
 
 
 @each_topk
 def test_batch(server: Server) -> None:
     server.flush_cache()
-    prompts = [prompt(server, length, seed=900 + length) for length in (5, 64, 130, 700, 3, 65)]
+    prompts = [clean_prompt(server, length) for length in (5, 64, 130, 700, 3, 65)]
     check(compare_all(server, prompts))
 
 

@@ -25,6 +25,15 @@ def prompt(server: Server, length: int, seed: int) -> list[int]:
     return random_prompt(ordinary_vocab(Path(server.spec.model)), length, seed)
 
 
+def clean_prompt(server: Server, length: int) -> list[int]:
+    """The first prompt of this length, by seed, in which the oracle's selections have no near-tie."""
+    for seed in range(20):
+        ids = prompt(server, length, seed)
+        if reference(server.spec.model).run(ids).first_near_tie() is None:
+            return ids
+    raise RuntimeError(f"20 prompts of {length} tokens all have near-ties; widen the checkpoint's scores")
+
+
 def compare(
     server: Server, answer: dict, input_ids: list[int], formats: CacheFormats | None = None
 ) -> Comparison:

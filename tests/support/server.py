@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import re
@@ -41,11 +42,13 @@ class Server:
         started = time.monotonic()
         self.process = subprocess.Popen(
             [*command, *spec.args],
-            env={**os.environ, **dict(spec.env)},
+            # Two threads on two cores stall each other as soon as anything else runs beside them.
+            env={"OMP_NUM_THREADS": "1", **os.environ, **dict(spec.env)},
             stdout=self._log,
             stderr=subprocess.STDOUT,
             # A session of its own, so that stopping it ends every process that it started.
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         self._wait_ready()
         self.ready_after_s = time.monotonic() - started
@@ -93,11 +96,15 @@ class Server:
         return requests.post(f"{self.url}{path}", json=body, timeout=300)
 
     def generate(
-        self, input_ids: list[int] | list[list[int]], *, routed_dp_rank: int | None = None, **sampling: object
+        self, input_ids: list[int] | list[list[int]], *, logprob_start_len: int = 0, routed_dp_rank: int | None = None, **sampling: object
     ) -> dict | list[dict]:
         """Greedy generation from token ids with log-probabilities of prompt and output.
 
-        `routed_dp_rank` sends it to one rank of attention data parallelism.
+        Args:
+            input_ids: One prompt or several.
+            logprob_start_len: First position with a log-probability. No prefix beyond it is reused.
+            routed_dp_rank: The rank of attention data parallelism that serves it.
+            sampling: SGLang's sampling parameters.
         """
         params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, **sampling}
         response = self.post(
@@ -105,7 +112,7 @@ class Server:
             input_ids=input_ids,
             sampling_params=params,
             return_logprob=True,
-            logprob_start_len=0,
+            logprob_start_len=logprob_start_len,
             top_logprobs_num=5,
             routed_dp_rank=routed_dp_rank,
         )
@@ -126,9 +133,31 @@ class Server:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(child for child in children if re.search(rf"scheduler.*_TP{rank}(_|$)", child.cmdline()[0]))
 
-    def internal_state(self) -> dict:
-        """SGLang's own view of its scheduler."""
-        return requests.get(f"{self.url}/get_server_info", timeout=30).json()["internal_states"][0]
+    def load(self) -> dict:
+        """What the scheduler holds: running and waiting requests, cache tokens in use."""
+        response = requests.get(f"{self.url}/v1/loads", timeout=30)
+        response.raise_for_status()
+        return response.json()["loads"][0]
+
+    def wait_idle(self, timeout_s: float = 60) -> None:
+        """Wait until no request is left and every page that is not cached is free again.
+
+        SGLang checks its own books whenever it is idle, and ends with a memory leak report when a
+        page is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            load = self.load()
+            if not (load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"]):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"still held after {timeout_s} s: {load}\n{self.tail()}")
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process when the test run dies without stopping it."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL("libc.so.6").prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ test_spec_refuses                     a dimension that no loader could serve is 
 test_schedule_matches_glm52           full/shared layers as in the released 78-layer config
 test_weights_depend_on_options_alone  same bytes twice; another seed or layer count elsewhere
 test_weights_have_the_stated_spread   gain, mean and tail of each kind of tensor
+test_weights_do_not_depend_on_the_chunk   large tensors are drawn in pieces
 test_transformers_reads_the_config    every field survives GlmMoeDsaConfig
 test_sglang_keys_are_in_config_json   fields for which SGLang's fallback would be wrong
 test_tensor_names_are_transformers    names and shapes, experts included
@@ -32,7 +33,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, GlmMoeDsaForCausalLM
 
-from sglang_glm.checkpoint import writer
+from sglang_glm.checkpoint import random_weights, writer
 from sglang_glm.checkpoint.fp8 import dequantize_blocks, quantize_blocks
 from sglang_glm.checkpoint.random_weights import draw_tensor
 from sglang_glm.checkpoint.spec import CheckpointSpec
@@ -141,6 +142,14 @@ def test_weights_have_the_stated_spread() -> None:
 
     bias = TensorSpec(name="x", shape=(256,), kind="router_bias", gain=0.15)
     assert draw_tensor(SMALL, bias).dtype == torch.float32
+
+
+def test_weights_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = TensorSpec(name="x", shape=(20, 11), gain=1.0, tail=(6, 0.5))
+    whole = draw_tensor(SMALL, tensor)
+    for chunk in (1, 7, 154, 160):
+        monkeypatch.setattr(random_weights, "_CHUNK", chunk)
+        assert torch.equal(draw_tensor(SMALL, tensor), whole)
 
 
 def test_transformers_reads_the_config(small: Path) -> None:
@@ -470,6 +479,8 @@ def test_cli_has_an_option_for_every_field() -> None:
         "num_nextn_predict_layers",
         "nextn_embed_tokens",
         "nextn_shared_head",
+        "mtp_perfect",
+        "script",
         "fp8",
         "fp8_exclude",
     }
