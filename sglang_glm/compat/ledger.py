@@ -4,8 +4,8 @@ from functools import partial
 
 from sglang_glm.compat import probes
 from sglang_glm.compat.host import dp_attention, forward_batch_info, parallel_state
-from sglang_glm.compat.moe_a2a import check_backend
 from sglang_glm.compat.model_package import check_model_package
+from sglang_glm.compat.moe_a2a import check_backend
 from sglang_glm.compat.seams import Scope, Seam
 
 _HOST = "sglang_glm.compat.host"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_glm.parallel.names import ALL_TO_ALL
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
     from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
 
@@ -34,7 +35,9 @@ def check_backend() -> str | None:
     from sglang.srt.layers.moe.utils import MoeA2ABackend
 
     member = MoeA2ABackend(ALL_TO_ALL)
-    has_properties = member.is_flashinfer() and not member.is_none() and not MoeA2ABackend.NONE.is_flashinfer()
+    has_properties = (
+        member.is_flashinfer() and not member.is_none() and not MoeA2ABackend.NONE.is_flashinfer()
+    )
     return None if has_properties else f"MoeA2ABackend({ALL_TO_ALL!r}) is {member!r}"
 
 

@@ -1,0 +1,1 @@
+"""Division of the model over ranks, and what ranks exchange."""

@@ -74,9 +74,13 @@ def dispatch(
     """
     world_size = dist.get_world_size(group)
     if num_experts % world_size:
-        raise ValueError(f"dispatch: {num_experts} experts over {world_size} ranks, expected a multiple")
+        raise ValueError(
+            f"dispatch: {num_experts} experts over {world_size} ranks, expected a multiple"
+        )
     if topk_ids.numel() and int(topk_ids.max()) >= num_experts:
-        raise ValueError(f"dispatch: topk_ids holds {int(topk_ids.max())}, expected ids below {num_experts}")
+        raise ValueError(
+            f"dispatch: topk_ids holds {int(topk_ids.max())}, expected ids below {num_experts}"
+        )
     num_local = num_experts // world_size
     rank_of = torch.where(topk_ids < 0, -1, topk_ids // num_local)  # [num_tokens, num_topk]
     ranks = torch.arange(world_size, device=rank_of.device)
@@ -97,7 +101,9 @@ def dispatch(
     local_ids = torch.where(is_local, topk_ids[token] - destination[:, None] * num_local, -1).int()
     local_weights = torch.where(is_local, topk_weights[token].float(), 0.0)
     # One message for both: an id and a weight are four bytes each.
-    routing = _exchange(torch.cat([local_ids, local_weights.view(torch.int32)], dim=-1), route, group)
+    routing = _exchange(
+        torch.cat([local_ids, local_weights.view(torch.int32)], dim=-1), route, group
+    )
     received_ids, received_weights = routing.chunk(2, dim=-1)
     arrived = Dispatched(
         hidden_states=_exchange(hidden_states[token], route, group),
@@ -131,9 +137,13 @@ def combine(expert_output: torch.Tensor, route: Route, *, group: dist.ProcessGro
             f"{sum(route.received_counts)} that were dispatched here"
         )
     returned = _exchange(expert_output, route, group, backward=True)
-    out = torch.zeros(route.num_tokens, expert_output.shape[1], dtype=torch.float32, device=expert_output.device)
+    out = torch.zeros(
+        route.num_tokens, expert_output.shape[1], dtype=torch.float32, device=expert_output.device
+    )
     parts = zip(
-        route.token_of_sent_row.split(route.sent_counts), returned.split(route.sent_counts), strict=True
+        route.token_of_sent_row.split(route.sent_counts),
+        returned.split(route.sent_counts),
+        strict=True,
     )
     for token, rows in parts:
         # A token occurs once per rank, so this is no scatter with collisions.

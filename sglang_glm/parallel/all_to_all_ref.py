@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def dispatch_ref(
@@ -37,14 +40,19 @@ def dispatch_ref(
                 weights = topk_weights[source][token].tolist()
                 if any(expert in own for expert in ids):
                     local = [expert - own.start if expert in own else -1 for expert in ids]
-                    kept = [w if expert in own else 0.0 for expert, w in zip(ids, weights, strict=True)]
+                    kept = [
+                        w if expert in own else 0.0 for expert, w in zip(ids, weights, strict=True)
+                    ]
                     rows.append((source, token, hidden_states[source][token], local, kept))
         received.append(rows)
     return received
 
 
 def moe_ref(
-    hidden_states: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, experts: torch.Tensor
+    hidden_states: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    experts: torch.Tensor,
 ) -> torch.Tensor:
     """What dispatch, experts and combine must give together, with linear experts.
 
@@ -63,7 +71,9 @@ def moe_ref(
     """
     out = torch.zeros(hidden_states.shape, dtype=torch.float32)
     for token in range(hidden_states.shape[0]):
-        for expert, weight in zip(topk_ids[token].tolist(), topk_weights[token].tolist(), strict=True):
+        for expert, weight in zip(
+            topk_ids[token].tolist(), topk_weights[token].tolist(), strict=True
+        ):
             if expert >= 0:
                 out[token] += weight * (experts[expert].float() @ hidden_states[token].float())
     return out

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sglang.srt.layers.moe.moe_runner.base import MoeRunnerConfig
     from sglang.srt.layers.moe.token_dispatcher.standard import StandardCombineInput
 
+
 class GlmDsaAllToAllDispatcher(BaseDispatcher):
     """Hands an ordinary fused-MoE layer the tokens of all ranks that chose its experts.
 
@@ -29,7 +30,9 @@ class GlmDsaAllToAllDispatcher(BaseDispatcher):
         self._group = get_parallel().moe_ep_group.device_group
         self._route: Route | None = None
 
-    def dispatch(self, hidden_states: torch.Tensor, topk_output: StandardTopKOutput) -> StandardDispatchOutput:
+    def dispatch(
+        self, hidden_states: torch.Tensor, topk_output: StandardTopKOutput
+    ) -> StandardDispatchOutput:
         """Send `[num_tokens, hidden]` out; returns what arrived, with local expert ids."""
         arrived, self._route = dispatch(
             hidden_states,
@@ -42,7 +45,9 @@ class GlmDsaAllToAllDispatcher(BaseDispatcher):
             hidden_states=arrived.hidden_states,
             hidden_states_scale=None,
             topk_output=StandardTopKOutput(
-                topk_weights=arrived.topk_weights, topk_ids=arrived.topk_ids, router_logits=topk_output.router_logits
+                topk_weights=arrived.topk_weights,
+                topk_ids=arrived.topk_ids,
+                router_logits=topk_output.router_logits,
             ),
         )
 
@@ -54,5 +59,7 @@ class GlmDsaAllToAllDispatcher(BaseDispatcher):
         """
         route, self._route = self._route, None
         if route is None:
-            raise RuntimeError("combine: no dispatch preceded it, and each dispatch is combined once")
+            raise RuntimeError(
+                "combine: no dispatch preceded it, and each dispatch is combined once"
+            )
         return combine(combine_input.hidden_states, route, group=self._group)

@@ -58,7 +58,11 @@ class ParallelPlan:
         self._check_model()
 
     def _check_sizes(self) -> None:
-        for flag, size in (("--tp", self.tp_size), ("--attn-dp-size", self.attn_dp_size), ("--ep-size", self.ep_size)):
+        for flag, size in (
+            ("--tp", self.tp_size),
+            ("--attn-dp-size", self.attn_dp_size),
+            ("--ep-size", self.ep_size),
+        ):
             if size < 1:
                 raise ValueError(f"{flag} {size}: expected at least 1")
         for flag, size in (("--attn-dp-size", self.attn_dp_size), ("--ep-size", self.ep_size)):
@@ -68,7 +72,9 @@ class ParallelPlan:
                     f"so choose a divisor of {self.tp_size}"
                 )
         if self.all_to_all and self.tp_size == 1:
-            raise ValueError("--moe-a2a-backend with --tp 1: there is no other rank to send to; leave the flag out")
+            raise ValueError(
+                "--moe-a2a-backend with --tp 1: there is no other rank to send to; leave the flag out"
+            )
         if self.all_to_all and self.ep_size != self.tp_size:
             raise ValueError(
                 f"--ep-size {self.ep_size} with --moe-a2a-backend and --tp {self.tp_size}: an all-to-all "
@@ -80,11 +86,31 @@ class ParallelPlan:
         shared_tp_size = 1 if self.all_to_all else self.tp_size
         shared_width = self.config.moe_intermediate_size * self.config.n_shared_experts
         for what, size, ranks, flags in (
-            ("num_attention_heads", self.config.num_attention_heads, self.attn_tp_size, "--tp or --attn-dp-size"),
+            (
+                "num_attention_heads",
+                self.config.num_attention_heads,
+                self.attn_tp_size,
+                "--tp or --attn-dp-size",
+            ),
             ("n_routed_experts", self.config.n_routed_experts, self.ep_size, "--ep-size"),
-            ("moe_intermediate_size", self.config.moe_intermediate_size, self.moe_tp_size, "--tp or --ep-size"),
-            ("the shared experts' width", shared_width, shared_tp_size, "--tp or --moe-a2a-backend"),
-            ("intermediate_size", self.config.intermediate_size, dense_tp_size, "--tp or --moe-dense-tp-size"),
+            (
+                "moe_intermediate_size",
+                self.config.moe_intermediate_size,
+                self.moe_tp_size,
+                "--tp or --ep-size",
+            ),
+            (
+                "the shared experts' width",
+                shared_width,
+                shared_tp_size,
+                "--tp or --moe-a2a-backend",
+            ),
+            (
+                "intermediate_size",
+                self.config.intermediate_size,
+                dense_tp_size,
+                "--tp or --moe-dense-tp-size",
+            ),
         ):
             if size % ranks:
                 raise ValueError(
@@ -112,13 +138,16 @@ class ParallelPlan:
     @property
     def expert_groups(self) -> tuple[Ranks, ...]:
         """Ranks that together hold every expert once, each a part of its width."""
-        return tuple(tuple(range(part, self.tp_size, self.moe_tp_size)) for part in range(self.moe_tp_size))
+        return tuple(
+            tuple(range(part, self.tp_size, self.moe_tp_size)) for part in range(self.moe_tp_size)
+        )
 
     @property
     def expert_width_groups(self) -> tuple[Ranks, ...]:
         """Ranks that hold parts of the same experts."""
         return tuple(
-            tuple(range(group * self.moe_tp_size, (group + 1) * self.moe_tp_size)) for group in range(self.ep_size)
+            tuple(range(group * self.moe_tp_size, (group + 1) * self.moe_tp_size))
+            for group in range(self.ep_size)
         )
 
     def heads(self, rank: int) -> range:

@@ -49,14 +49,20 @@ def experts() -> torch.Tensor:
 
 
 def round_trip(case: str, rank: int, dtype: torch.dtype) -> torch.Tensor:
-    arrived, route = dispatch(*inputs(case, rank, dtype), num_experts=NUM_EXPERTS, group=dist.group.WORLD)
+    arrived, route = dispatch(
+        *inputs(case, rank, dtype), num_experts=NUM_EXPERTS, group=dist.group.WORLD
+    )
     local = experts()[rank * 4 : rank * 4 + 4]
     computed = moe_ref(arrived.hidden_states, arrived.topk_ids, arrived.topk_weights, local)
     return combine(computed.to(dtype), route, group=dist.group.WORLD)
 
 
 def refusals() -> list[str]:
-    hidden, ids, weights = torch.zeros(1, HIDDEN), torch.zeros(1, TOPK, dtype=torch.int32), torch.zeros(1, TOPK)
+    hidden, ids, weights = (
+        torch.zeros(1, HIDDEN),
+        torch.zeros(1, TOPK, dtype=torch.int32),
+        torch.zeros(1, TOPK),
+    )
     group, found = dist.group.WORLD, []
     arrived, route = dispatch(hidden, ids, weights, num_experts=NUM_EXPERTS, group=group)
     for call in (
@@ -95,7 +101,9 @@ def ranks() -> list[dict]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_dispatch(ranks: list[dict], case: str) -> None:
-    expected = dispatch_ref(*zip(*(inputs(case, rank) for rank in range(2)), strict=True), NUM_EXPERTS)
+    expected = dispatch_ref(
+        *zip(*(inputs(case, rank) for rank in range(2)), strict=True), NUM_EXPERTS
+    )
     for rank, rows in enumerate(expected):
         hidden, ids, weights = ranks[rank]["dispatch"][case]
         assert hidden.shape == (len(rows), HIDDEN)

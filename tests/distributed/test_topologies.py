@@ -28,7 +28,16 @@ from tests.support.server import Server, ServerSpec
 MAX_DIFF = 1e-5
 MAX_EXCUSED = 0.25
 MODEL = checkpoint("--mtp", "--index-topk", "16")
-BASE = ("--dtype", "float32", "--chunked-prefill-size", "256", "--max-total-tokens", "8192", "--tp", "2")
+BASE = (
+    "--dtype",
+    "float32",
+    "--chunked-prefill-size",
+    "256",
+    "--max-total-tokens",
+    "8192",
+    "--tp",
+    "2",
+)
 CHECKED = (("SGLANG_GLM_CHECK_INDEX_AGREEMENT", "1"),)
 
 #: The first two are part of every run; the others of `make test-all`.
@@ -37,9 +46,13 @@ TOPOLOGIES = {
     "tp2_dp2_ep2": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--ep-size", "2")),
     "tp2_ep2": ServerSpec(MODEL, (*BASE, "--ep-size", "2"), CHECKED),
     "tp2_dp2_head": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--enable-dp-lm-head")),
-    "tp2_dp2_gatherv": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2"), (("SGLANG_DP_USE_GATHERV", "1"),)),
+    "tp2_dp2_gatherv": ServerSpec(
+        MODEL, (*BASE, "--attn-dp-size", "2"), (("SGLANG_DP_USE_GATHERV", "1"),)
+    ),
     "tp2_a2a": ServerSpec(MODEL, (*BASE, "--moe-a2a-backend", "glm_a2a"), CHECKED),
-    "tp2_dp2_a2a": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a")),
+    "tp2_dp2_a2a": ServerSpec(
+        MODEL, (*BASE, "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a")
+    ),
     "tp4_dp2_a2a": ServerSpec(
         MODEL, (*BASE[:-1], "4", "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a"), CHECKED
     ),
@@ -76,7 +89,9 @@ def test_alone(server: Server, length: int) -> None:
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_batches(server: Server, count: int) -> None:
     server.flush_cache()
-    prompts = [prompt(server, length, seed=count * 1000 + length) for length in (3, 130, 40, 1, 66)[:count]]
+    prompts = [
+        prompt(server, length, seed=count * 1000 + length) for length in (3, 130, 40, 1, 66)[:count]
+    ]
     check(compare_all(server, prompts, max_new_tokens=9))
 
 
@@ -87,12 +102,14 @@ def test_one_busy_rank(server: Server, busy: int) -> None:
     lengths = (5, 90, 33)
     with ThreadPoolExecutor(4) as threads:
         requested = [
-            (ids, threads.submit(server.generate, ids, routed_dp_rank=busy, max_new_tokens=40))
+            (ids, threads.submit(server.generate, ids, routed_dp_rank=busy, max_new_tokens=16))
             for ids in (prompt(server, length, seed=busy * 100 + length) for length in lengths)
         ]
         time.sleep(0.3)
         long = prompt(server, 900, seed=busy)
-        requested.append((long, threads.submit(server.generate, long, routed_dp_rank=1 - busy, max_new_tokens=4)))
+        requested.append(
+            (long, threads.submit(server.generate, long, routed_dp_rank=1 - busy, max_new_tokens=4))
+        )
         answers = [(ids, answer.result()) for ids, answer in requested]
     assert [answer["meta_info"]["dp_rank"] for _, answer in answers] == [busy] * 3 + [1 - busy]
     check(merge_comparisons(compare(server, answer, ids) for ids, answer in answers))
@@ -102,10 +119,10 @@ def test_one_busy_rank(server: Server, busy: int) -> None:
 def test_repeatable(server: Server) -> None:
     ids = prompt(server, 150, seed=5)
     others = [prompt(server, length, seed=40 + length) for length in (10, 90)]
-    alone = server.generate(ids, max_new_tokens=12)["output_ids"]
+    alone = server.generate(ids, max_new_tokens=4)["output_ids"]
     for _ in range(10):
-        assert server.generate(ids, max_new_tokens=12)["output_ids"] == alone
-        answers = server.generate([others[0], ids, others[1]], max_new_tokens=12)
+        assert server.generate(ids, max_new_tokens=4)["output_ids"] == alone
+        answers = server.generate([others[0], ids, others[1]], max_new_tokens=4)
         assert answers[1]["output_ids"] == alone
 
 
@@ -115,7 +132,9 @@ def test_prefix_hit(server: Server) -> None:
     first = prompt(server, 170, seed=31)
     second = first[:128] + prompt(server, 30, seed=32)
     server.generate(first, routed_dp_rank=1)
-    answer = server.generate(second, routed_dp_rank=1, max_new_tokens=6)
+    answer = server.generate(
+        second, routed_dp_rank=1, logprob_start_len=len(second) - 1, max_new_tokens=6
+    )
     assert answer["meta_info"]["cached_tokens"] == 128
     check(compare(server, answer, second))
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TIMEOUT_S = 300
 
@@ -33,7 +35,9 @@ def run_ranks(program: Callable[[int], Any], world_size: int = 2) -> list[Any]:
 def _rank(rank: int, program: Callable[[int], Any], world_size: int, directory: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1000 + rank)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world_size
+    )
     try:
         Path(directory, str(rank)).write_bytes(pickle.dumps(program(rank)))
         # A rank that leaves first would break the collective that another is still in.

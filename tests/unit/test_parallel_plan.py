@@ -15,15 +15,22 @@ import itertools
 import pytest
 
 from sglang_glm.checkpoint.hf_config import build_config
-from sglang_glm.checkpoint.tokenizer import SpecialIds
 from sglang_glm.checkpoint.spec import CheckpointSpec
+from sglang_glm.checkpoint.tokenizer import SpecialIds
 from sglang_glm.compat.host.bootstrap import bind_groups, count_cores
 from sglang_glm.config import GlmDsaConfig
 from sglang_glm.parallel.plan import ParallelPlan
 
-CONFIG = GlmDsaConfig.from_hf(build_config(CheckpointSpec(num_attention_heads=8), SpecialIds(endoftext=0, stop=(1,))))
+CONFIG = GlmDsaConfig.from_hf(
+    build_config(CheckpointSpec(num_attention_heads=8), SpecialIds(endoftext=0, stop=(1,)))
+)
 DENSE, SPARSE = 0, CONFIG.first_k_dense_replace
-MIXES = [(tp, dp, ep) for tp in (1, 2, 4, 8) for dp, ep in itertools.product((1, 2, 4, 8), repeat=2) if dp <= tp >= ep]
+MIXES = [
+    (tp, dp, ep)
+    for tp in (1, 2, 4, 8)
+    for dp, ep in itertools.product((1, 2, 4, 8), repeat=2)
+    if dp <= tp >= ep
+]
 
 
 def plan(tp: int, dp: int = 1, ep: int = 1, **options: bool) -> ParallelPlan:
@@ -57,9 +64,13 @@ def test_ranks_are_sglangs(tp: int, dp: int, ep: int) -> None:
 def test_everything_held_once(tp: int, dp: int, ep: int) -> None:
     ours = plan(tp, dp, ep)
     for group in ours.attention_groups:
-        assert [h for rank in group for h in ours.heads(rank)] == list(range(CONFIG.num_attention_heads))
+        assert [h for rank in group for h in ours.heads(rank)] == list(
+            range(CONFIG.num_attention_heads)
+        )
     for group in ours.expert_groups:
-        assert [e for rank in group for e in ours.experts(rank)] == list(range(CONFIG.n_routed_experts))
+        assert [e for rank in group for e in ours.experts(rank)] == list(
+            range(CONFIG.n_routed_experts)
+        )
     for group in ours.expert_width_groups:
         assert len({ours.experts(rank) for rank in group}) == 1
 
@@ -75,12 +86,25 @@ EXCHANGES = {
         SPARSE,
         [("all_reduce", (2, 3)), ("gather", (0, 1, 2, 3)), ("scatter", (0, 1, 2, 3))],
     ),
-    "a2a": (plan(2, dp=2, ep=2, all_to_all=True), SPARSE, [("dispatch", (0, 1)), ("combine", (0, 1))]),
-    "a2a_dense": (plan(2, dp=2, ep=2, all_to_all=True), DENSE, [("gather", (0, 1)), ("scatter", (0, 1))]),
+    "a2a": (
+        plan(2, dp=2, ep=2, all_to_all=True),
+        SPARSE,
+        [("dispatch", (0, 1)), ("combine", (0, 1))],
+    ),
+    "a2a_dense": (
+        plan(2, dp=2, ep=2, all_to_all=True),
+        DENSE,
+        [("gather", (0, 1)), ("scatter", (0, 1))],
+    ),
     "a2a_of_two": (
         plan(4, dp=2, ep=4, all_to_all=True),
         SPARSE,
-        [("all_reduce", (2, 3)), ("dispatch", (0, 1, 2, 3)), ("combine", (0, 1, 2, 3)), ("gather", (2, 3))],
+        [
+            ("all_reduce", (2, 3)),
+            ("dispatch", (0, 1, 2, 3)),
+            ("combine", (0, 1, 2, 3)),
+            ("gather", (2, 3)),
+        ],
     ),
 }
 
@@ -97,9 +121,17 @@ REFUSALS = {
     "--ep-size 3 with --tp 4": {"tp_size": 4, "ep_size": 3},
     "--tp 0: expected at least 1": {"tp_size": 0},
     "--moe-a2a-backend with --tp 1": {"all_to_all": True},
-    "--ep-size 2 with --moe-a2a-backend and --tp 4": {"tp_size": 4, "ep_size": 2, "all_to_all": True},
+    "--ep-size 2 with --moe-a2a-backend and --tp 4": {
+        "tp_size": 4,
+        "ep_size": 2,
+        "all_to_all": True,
+    },
     "num_attention_heads 8 cannot be divided among 16 ranks": {"tp_size": 16},
-    "n_routed_experts 8 cannot be divided among 16 ranks": {"tp_size": 16, "attn_dp_size": 2, "ep_size": 16},
+    "n_routed_experts 8 cannot be divided among 16 ranks": {
+        "tp_size": 16,
+        "attn_dp_size": 2,
+        "ep_size": 16,
+    },
     "moe_intermediate_size 128 cannot be divided among 3 ranks": {
         "tp_size": 3,
         "config": dataclasses.replace(CONFIG, num_attention_heads=9),

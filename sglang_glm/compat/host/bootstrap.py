@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import torch
@@ -23,7 +24,9 @@ def bind_groups(num_ranks: int, cpu_ids: list[int]) -> str:
     if num_ranks >= len(cpu_ids):
         return "|".join(str(cpu_ids[rank % len(cpu_ids)]) for rank in range(num_ranks))
     bounds = [rank * len(cpu_ids) // num_ranks for rank in range(num_ranks + 1)]
-    return "|".join(",".join(map(str, cpu_ids[start:end])) for start, end in zip(bounds, bounds[1:]))
+    return "|".join(
+        ",".join(map(str, cpu_ids[start:end])) for start, end in itertools.pairwise(bounds)
+    )
 
 
 def share_cores(num_ranks: int) -> None:
@@ -32,7 +35,9 @@ def share_cores(num_ranks: int) -> None:
     SGLang gives each rank a NUMA node by itself, and refuses more ranks than nodes.
     """
     if num_ranks > 1:
-        os.environ.setdefault(BIND_VARIABLE, bind_groups(num_ranks, sorted(os.sched_getaffinity(0))))
+        os.environ.setdefault(
+            BIND_VARIABLE, bind_groups(num_ranks, sorted(os.sched_getaffinity(0)))
+        )
 
 
 def count_cores(bound: str) -> int:
@@ -44,7 +49,9 @@ def count_cores(bound: str) -> int:
     return count
 
 
-def init_cpu_threads_env(*, local_omp_cpuid: str | None, dist_init_method: str | None = None) -> None:
+def init_cpu_threads_env(
+    *, local_omp_cpuid: str | None, dist_init_method: str | None = None
+) -> None:
     """Give this rank as many threads as it has cores; `OMP_NUM_THREADS` wins."""
     if local_omp_cpuid and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(count_cores(local_omp_cpuid))

@@ -12,4 +12,6 @@ def check_pageable_memory() -> str | None:
     """None when the flag of `use_pageable_memory` stands."""
     from sglang.srt.model_executor import forward_batch_info
 
-    return None if forward_batch_info._is_cpu is True else f"_is_cpu is {forward_batch_info._is_cpu!r}"
+    return (
+        None if forward_batch_info._is_cpu is True else f"_is_cpu is {forward_batch_info._is_cpu!r}"
+    )

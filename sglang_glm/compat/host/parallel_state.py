@@ -6,13 +6,14 @@ variable length call PyNccl by name. Gloo has every one of them, or what they ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang.srt.distributed.parallel_state import GroupCoordinator
 
 
@@ -41,7 +42,9 @@ def inplace_all_reduce(tensor: torch.Tensor, group_name: str) -> None:
     reference = _groups.get(group_name)
     group = reference() if reference is not None else None
     if group is None:
-        raise RuntimeError(f"all-reduce over process group {group_name!r}: it was destroyed; known are {[*_groups]}")
+        raise RuntimeError(
+            f"all-reduce over process group {group_name!r}: it was destroyed; known are {[*_groups]}"
+        )
     dist.all_reduce(tensor, group=group.device_group)
 
 
@@ -75,7 +78,9 @@ def all_gatherv(
     """
     inputs = [input_] if isinstance(input_, torch.Tensor) else input_
     if output is not None and len(inputs) != 1:
-        raise ValueError(f"all_gatherv: output is given with {len(inputs)} inputs, expected one input")
+        raise ValueError(
+            f"all_gatherv: output is given with {len(inputs)} inputs, expected one input"
+        )
     gathered = []
     for tensor in inputs:
         rows = list(sizes) if sizes is not None else [tensor.shape[0]] * self.world_size
@@ -86,7 +91,9 @@ def all_gatherv(
     return gathered
 
 
-def _gather_padded(group: GroupCoordinator, tensor: torch.Tensor, rows: list[int], target: torch.Tensor) -> None:
+def _gather_padded(
+    group: GroupCoordinator, tensor: torch.Tensor, rows: list[int], target: torch.Tensor
+) -> None:
     # Gloo gathers blocks of one size only; the longest rank's is sent by all.
     longest = max(rows)
     block = tensor.new_zeros(longest, *tensor.shape[1:])
@@ -117,7 +124,9 @@ def reduce_scatterv(
     Raises:
         ValueError: the rows cannot be split so.
     """
-    rows = list(sizes) if sizes is not None else [input_.shape[0] // self.world_size] * self.world_size
+    rows = (
+        list(sizes) if sizes is not None else [input_.shape[0] // self.world_size] * self.world_size
+    )
     _check_rows("reduce_scatterv", input_.shape[0], sum(rows), self.rank_in_group)
     # Every rank adds in the same order this way, which gloo's own reduce-scatter does not promise.
     return self._deterministic_reduce_scatterv(input_, output, rows)

@@ -58,7 +58,8 @@ class HostSRTPlatform(SRTPlatform):
             server_args.sleep_on_idle = True
         # Its kernels are CUDA's; SGLang would try, and warn, in every group.
         server_args.disable_custom_all_reduce = True
-        share_cores(server_args.dp_size * server_args.tp_size * server_args.pp_size)
+        num_ranks = server_args.dp_size * server_args.tp_size * server_args.pp_size
+        share_cores(num_ranks // server_args.nnodes)
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes of RAM in this machine."""
