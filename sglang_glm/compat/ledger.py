@@ -65,6 +65,13 @@ SEAMS: tuple[Seam, ...] = (
         why="expert parallelism is widened to all ranks for the stock all-to-all backends only",
         remove_when="SGLang registers all-to-all backends by name",
     ),
+    _resolution_hook(
+        "validate_deepep_v2_dispatch_token_budget",
+        "sglang_glm.compat.deepep_budget:refuse_small_buffers",
+        scope="everywhere",
+        why="a batch larger than DeepEP's low-latency buffers stops at graph capture, in a kernel's assertion",
+        remove_when="SGLang checks the capacity of --moe-a2a-backend deepep at start",
+    ),
     Seam(
         target="sglang.srt.platforms.current_platform.get_kv_pool_cls",
         kind="platform",
