@@ -17,7 +17,7 @@ class Exchange:
     """One exchange between ranks during a layer.
 
     Attributes:
-        operation: "gather" brings every rank the rows of all attention groups, "scatter" sums and
+        operation: "gather" brings every rank the rows that the others hold, "scatter" sums and
             returns to each its own; "dispatch" and "combine" are an all-to-all by experts.
         place: Before or after which half of the layer.
         ranks: The ranks that take part, of one group.
