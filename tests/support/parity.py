@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sglang_glm.verification.compare import Comparison, compare_logprobs, merge_comparisons, parse_generate
-from sglang_glm.verification.formats import CacheFormats
+from sglang_glm.verification.compare import (
+    Comparison,
+    compare_logprobs,
+    merge_comparisons,
+    parse_generate,
+)
 from sglang_glm.verification.prompts import ordinary_vocab, random_prompt
 from sglang_glm.verification.reference_cache import ReferenceCache
-from tests.support.server import Server
+
+if TYPE_CHECKING:
+    from sglang_glm.verification.formats import CacheFormats
+    from tests.support.server import Server
 
 CACHE = Path(__file__).parents[2] / ".cache" / "tests" / "oracle"
 
@@ -31,7 +39,9 @@ def clean_prompt(server: Server, length: int) -> list[int]:
         ids = prompt(server, length, seed)
         if reference(server.spec.model).run(ids).first_near_tie() is None:
             return ids
-    raise RuntimeError(f"20 prompts of {length} tokens all have near-ties; widen the checkpoint's scores")
+    raise RuntimeError(
+        f"20 prompts of {length} tokens all have near-ties; widen the checkpoint's scores"
+    )
 
 
 def compare(
@@ -45,7 +55,10 @@ def compare(
 
 
 def compare_all(
-    server: Server, prompts: list[list[int]], formats: CacheFormats | None = None, **sampling: object
+    server: Server,
+    prompts: list[list[int]],
+    formats: CacheFormats | None = None,
+    **sampling: object,
 ) -> Comparison:
     """Send `prompts` as one batch and compare every answer."""
     answers = server.generate(prompts, **sampling)
