@@ -56,6 +56,10 @@ class GlmDsaHostAttnBackend(AttentionBackend):
             forward_batch, self.req_to_token_pool.req_to_token, draft_step=self.draft_step
         )
 
+    def get_indexer_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> BatchRows:
+        """The plan of this forward, for the indexer."""
+        return self.forward_metadata
+
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Length that padded requests claim."""
         return 1
