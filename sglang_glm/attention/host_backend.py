@@ -64,6 +64,10 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         """Length that padded requests claim."""
         return 1
 
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """The same, under the name that SGLang's CPU engine asks by."""
+        return self.get_cuda_graph_seq_len_fill_value()
+
     def forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One row a request; see `forward_extend`."""
         return self._forward(self.decode_form, *args, **kwargs)

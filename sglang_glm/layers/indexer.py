@@ -12,6 +12,8 @@ from glm_kernels.indexer.topk_indices import topk_indices
 from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
+from sglang_glm.parallel.index_agreement import settle_selection
+
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -77,7 +79,7 @@ def indexer_forward(
             query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends
         )
         selected[request.rows] = topk_indices(logits, self.index_topk)
-    return maybe_capture_indexer_topk(layer_id, selected)
+    return maybe_capture_indexer_topk(layer_id, settle_selection(selected, layer_id))
 
 
 def _select_all(request: RequestRows, index_topk: int) -> torch.Tensor:

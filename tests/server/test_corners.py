@@ -82,7 +82,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ServerSpec:
     directory = tmp_path_factory.mktemp("llama")
     LlamaForCausalLM(config).save_pretrained(directory)
     return ServerSpec(
-        str(directory), ("--dtype", "float32", "--skip-tokenizer-init", "--max-total-tokens", "4096")
+        str(directory),
+        ("--dtype", "float32", "--skip-tokenizer-init", "--max-total-tokens", "4096"),
     )
 
 

@@ -53,7 +53,9 @@ def pool(request: pytest.FixtureRequest) -> GlmDsaTokenToKVPool:
     return make_pool(FORMS[request.param])
 
 
-def write(pool: GlmDsaTokenToKVPool, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def write(
+    pool: GlmDsaTokenToKVPool, layer: int, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Random rows and keys into `slots`; returns what they read back as."""
     latent, rope = torch.randn(len(slots), 1, 512), torch.randn(len(slots), 1, 64)
     key = torch.randn(len(slots), 128)
@@ -77,7 +79,9 @@ def test_bytes_equal_plan(pool: GlmDsaTokenToKVPool) -> None:
 
 
 def test_shared_layers(pool: GlmDsaTokenToKVPool) -> None:
-    assert [buffer.shape[0] > 0 for buffer in pool.index_key_cache.buffer] == [not s for s in SHARED]
+    assert [buffer.shape[0] > 0 for buffer in pool.index_key_cache.buffer] == [
+        not s for s in SHARED
+    ]
     with pytest.raises(RuntimeError, match="layer 2"):
         pool.index_key_cache.store(2, torch.tensor([64]), torch.randn(1, 128))
 
@@ -93,7 +97,10 @@ def test_round_trip(pool: GlmDsaTokenToKVPool, length: int) -> None:
         if not SHARED[layer]:
             loaded = pool.index_key_cache.load(layer, slots)
             bound = {torch.uint8: 0.07, torch.bfloat16: 0.01, torch.float32: 0.0}
-            assert ((loaded - key).abs() <= bound[index_key_storage(pool.dtype)] * key.abs() + 1e-2 * (loaded != key)).all()
+            assert (
+                (loaded - key).abs()
+                <= bound[index_key_storage(pool.dtype)] * key.abs() + 1e-2 * (loaded != key)
+            ).all()
     untouched = torch.ones(SIZE + 64, dtype=torch.bool)
     untouched[slots] = False
     assert not pool.kv_buffer[0][untouched].view(torch.uint8).any()

@@ -32,8 +32,14 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--max-running-requests", "3", "--mem-fraction-static", "0.1"],
         {"max_running_requests": 3, "mem_fraction_static": 0.1},
     ),
-    "masked prefill": (["--dsa-prefill-backend", "glm_masked"], {"dsa_prefill_backend": "glm_masked"}),
-    "sparse prefill": (["--dsa-prefill-backend", "glm_sparse"], {"dsa_prefill_backend": "glm_sparse"}),
+    "masked prefill": (
+        ["--dsa-prefill-backend", "glm_masked"],
+        {"dsa_prefill_backend": "glm_masked"},
+    ),
+    "sparse prefill": (
+        ["--dsa-prefill-backend", "glm_sparse"],
+        {"dsa_prefill_backend": "glm_sparse"},
+    ),
     "exact topk": (["--dsa-topk-backend", "glm_exact"], {"dsa_topk_backend": "glm_exact"}),
     "fp8 cache": (["--kv-cache-dtype", "fp8_e4m3"], {"kv_cache_dtype": "fp8_e4m3"}),
     "bf16 cache": (["--kv-cache-dtype", "bf16"], {"kv_cache_dtype": "bfloat16"}),
@@ -62,7 +68,9 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
 def outcomes() -> dict[str, dict]:
     cases = []
     for flags, expected in CASES.values():
-        cases.append((["--model", MODEL, *flags], list(expected) if isinstance(expected, dict) else []))
+        cases.append(
+            (["--model", MODEL, *flags], list(expected) if isinstance(expected, dict) else [])
+        )
     return dict(zip(CASES, resolve(cases), strict=True))
 
 
@@ -82,7 +90,9 @@ def test_changed_configs(tmp_path: Path) -> None:
     written = json.loads((Path(MODEL) / "config.json").read_text())
     changes = {
         "index_topk": {"index_topk": None},
-        "quant_method": {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}},
+        "quant_method": {
+            "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}
+        },
         "rope_type": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}},
     }
     cases = []

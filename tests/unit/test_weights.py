@@ -41,7 +41,9 @@ def fp8() -> tuple[GlmDsaConfig, dict[str, torch.Tensor]]:
     return load(checkpoint("--mtp", "--fp8", *SMALL))
 
 
-def passed(config: GlmDsaConfig, tensors: dict[str, torch.Tensor], **options: object) -> dict[str, torch.Tensor]:
+def passed(
+    config: GlmDsaConfig, tensors: dict[str, torch.Tensor], **options: object
+) -> dict[str, torch.Tensor]:
     stream = CheckpointStream(config, **{"is_nextn": False, **options})
     out = dict(stream.check(tensors.items()))
     stream.check_complete()
@@ -60,13 +62,23 @@ def test_complete(bf16, fp8, is_nextn: bool) -> None:
 @pytest.mark.parametrize("extra", ["--mtp-embed-tokens", "--mtp-shared-head"])
 def test_copies_of_embedding_and_head(extra: str) -> None:
     config, tensors = load(checkpoint("--mtp", extra, *SMALL))
-    assert len(tensors) == len(required_tensors(config, is_nextn=False) | required_tensors(config, is_nextn=True)) + 1
+    assert (
+        len(tensors)
+        == len(required_tensors(config, is_nextn=False) | required_tensors(config, is_nextn=True))
+        + 1
+    )
     passed(config, tensors, is_nextn=True)
 
 
 @pytest.mark.parametrize(
     "excluded",
-    [("indexer",), ("shared_experts",), ("nextn",), ("attention",), ("indexer", "shared_experts", "nextn")],
+    [
+        ("indexer",),
+        ("shared_experts",),
+        ("nextn",),
+        ("attention",),
+        ("indexer", "shared_experts", "nextn"),
+    ],
     ids="+".join,
 )
 def test_exclusion_lists(excluded: tuple[str, ...]) -> None:
@@ -92,7 +104,10 @@ def test_scale_before_weight(fp8) -> None:
     config, tensors = fp8
     backwards = dict(reversed(tensors.items()))
     forwards = passed(config, tensors, dequantize_to=torch.float32)
-    assert all(torch.equal(t, forwards[n]) for n, t in passed(config, backwards, dequantize_to=torch.float32).items())
+    assert all(
+        torch.equal(t, forwards[n])
+        for n, t in passed(config, backwards, dequantize_to=torch.float32).items()
+    )
 
 
 def test_stacked_experts(bf16) -> None:
@@ -113,15 +128,27 @@ def test_stacked_experts(bf16) -> None:
 
 
 DAMAGES = {
-    "missing": (lambda t: t.pop("model.layers.1.self_attn.indexer.wk.weight"), "indexer.wk.weight is missing"),
-    "unknown": (lambda t: t.update({"model.layers.9.extra.weight": torch.ones(2)}), "model.layers.9.extra.weight"),
+    "missing": (
+        lambda t: t.pop("model.layers.1.self_attn.indexer.wk.weight"),
+        "indexer.wk.weight is missing",
+    ),
+    "unknown": (
+        lambda t: t.update({"model.layers.9.extra.weight": torch.ones(2)}),
+        "model.layers.9.extra.weight",
+    ),
     "indexer on a shared layer": (
         lambda t: t.update({"model.layers.3.self_attn.indexer.wk.weight": torch.ones(128, 256)}),
         "model.layers.3.self_attn.indexer.wk.weight",
     ),
-    "shape": (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight is \[3\], expected \[256\]"),
+    "shape": (
+        lambda t: t.update({"model.norm.weight": torch.ones(3)}),
+        r"model.norm.weight is \[3\], expected \[256\]",
+    ),
     "awq": (lambda t: t.update({"model.layers.0.self_attn.o_proj.qweight": torch.ones(2)}), "AWQ"),
-    "w4a8": (lambda t: t.update({"model.layers.0.self_attn.o_proj.weight_packed": torch.ones(2)}), "4-bit"),
+    "w4a8": (
+        lambda t: t.update({"model.layers.0.self_attn.o_proj.weight_packed": torch.ones(2)}),
+        "4-bit",
+    ),
     "rotated MTP": (lambda t: t.update({"rot.weight": torch.ones(2)}), "rot.weight"),
 }
 

@@ -62,6 +62,8 @@ def dsa_split_backend_resolution(view: Any) -> dict[str, str]:
             declared[field] = default
     logger.info(
         "DSA on the CPU: %s",
-        ", ".join(f"{p} {declared.get(f'dsa_{p}_backend', 'as given')}" for p in registry.HOST_DEFAULTS),
+        ", ".join(
+            f"{p} {declared.get(f'dsa_{p}_backend', 'as given')}" for p in registry.HOST_DEFAULTS
+        ),
     )
     return declared

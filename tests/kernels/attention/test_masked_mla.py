@@ -21,7 +21,9 @@ from glm_kernels.testing.numeric import assert_attention, assert_lse
 SCALE = 256**-0.5
 
 
-def draw(num_rows: int, context: int, heads: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def draw(
+    num_rows: int, context: int, heads: int = 3
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     gen = generator(num_rows * 10007 + context)
     q = torch.randn(num_rows, heads, 576, generator=gen)
     latents = torch.randn(context, 576, generator=gen)
@@ -34,7 +36,9 @@ def select(lengths: torch.Tensor, context: int, k: int) -> torch.Tensor:
     return topk_indices(scores, k, torch.zeros_like(lengths), lengths)
 
 
-@pytest.mark.parametrize(("num_rows", "context", "k"), [(1, 1, 4), (3, 3, 2), (5, 40, 8), (4, 70, None)])
+@pytest.mark.parametrize(
+    ("num_rows", "context", "k"), [(1, 1, 4), (3, 3, 2), (5, 40, 8), (4, 70, None)]
+)
 def test_equals_loop(num_rows: int, context: int, k: int | None) -> None:
     q, latents, lengths = draw(num_rows, context)
     topk = None if k is None else select(lengths, context, k)
@@ -60,7 +64,9 @@ def test_forms_agree(context: int, index_topk: int) -> None:
     assert_lse(sparse_lse, masked_lse, "sparse = masked")
     if context <= index_topk:
         dense, dense_lse = masked_mla(q, latents, lengths, SCALE)
-        assert_attention(dense, masked.double(), "dense = masked", atol=2e-6, rtol=1e-5, cosine=1e-11)
+        assert_attention(
+            dense, masked.double(), "dense = masked", atol=2e-6, rtol=1e-5, cosine=1e-11
+        )
         assert_lse(dense_lse, masked_lse, "dense = masked")
 
 
@@ -76,4 +82,6 @@ def test_chunks_equal_whole() -> None:
     topk = select(lengths, 90, 16)
     whole = masked_mla_torch(q, latents, lengths, SCALE, topk)
     pieces = masked_mla_torch(q, latents, lengths, SCALE, topk, chunk_bytes=1)
-    assert torch.allclose(whole[0], pieces[0], atol=1e-6) and torch.allclose(whole[1], pieces[1], atol=1e-6)
+    assert torch.allclose(whole[0], pieces[0], atol=1e-6) and torch.allclose(
+        whole[1], pieces[1], atol=1e-6
+    )
