@@ -52,7 +52,7 @@ WAVE = [
     )
 ]
 #: More than the pool holds once all have grown.
-CROWD = [Request(tuple(prompt(61, 50 + i)), 80) for i in range(5)]
+CROWD = [Request(tuple(prompt(61, 50 + i)), 140) for i in range(4)]
 #: End one before, at and one behind a page boundary.
 BOUNDARY = [Request(tuple(prompt(40, 80)), 2 * PAGE - 40 + offset) for offset in (-1, 0, 1)]
 #: As long as the context, a multiple of the page size, allows.
@@ -181,7 +181,7 @@ def test_grammars_were_obeyed(answers: dict[str, dict]) -> None:
 def test_a_pool_too_small_retracts_and_finishes(answers: dict[str, dict]) -> None:
     crowd = answers["drafts"]["crowd"]
     assert sum(answer["meta_info"]["num_retractions"] for answer in crowd) > 0
-    assert all(len(answer["output_ids"]) == 80 for answer in crowd)
+    assert all(len(answer["output_ids"]) == 140 for answer in crowd)
 
 
 def test_a_chat_finds_the_same_prefix(answers: dict[str, dict]) -> None:

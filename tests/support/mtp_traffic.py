@@ -69,7 +69,7 @@ def free_tokens(server: Server) -> int:
     The gauges move with prefill batches, so a request of one new page is sent first; it is the same
     whenever this is called.
     """
-    Request(tuple(prompt(7, 7)), 1).send(server)
+    Request(tuple(prompt(7, 7, vocab=400)), 1).send(server)
     text = requests.get(f"{server.url}/metrics", timeout=30).text
     gauges = dict(re.findall(r"^sglang:(kv_\w+_tokens)\{.*\} ([\d.e+]+)$", text, re.MULTILINE))
     return round(float(gauges["kv_available_tokens"]) + float(gauges["kv_evictable_tokens"]))
