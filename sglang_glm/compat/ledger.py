@@ -80,6 +80,13 @@ SEAMS: tuple[Seam, ...] = (
         why="the DSA branch asks CUDA for its capability and fails without a device",
         remove_when="the branch asks the platform",
     ),
+    _resolution_hook(
+        "handle_speculative_decoding",
+        f"{_HOST}.speculative_hook:handle_speculative_decoding",
+        scope="host",
+        why="SGLang accepts draft settings that fail here at the first request",
+        remove_when="never: this is SGLang's way to check arguments",
+    ),
     Seam(
         target="sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default",
         kind="replace",
