@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -44,12 +45,16 @@ def extend_selection(
         cache_seqlen: Positions that the step sees, its own included.
 
     Returns:
-        `[index_topk]` int32 in the same form, or None when `carried` selects no verified position.
+        `[index_topk]` int32 in the same form, or None where the step has to select for itself:
+        when `carried` holds no verified position, and when the drafts are the first to exceed
+        index_topk, since a selection of everything ranks nothing.
     """
+    width = carried.shape[0]
+    if verified_len <= width < cache_seqlen:
+        return None
     verified = carried[(carried >= 0) & (carried < verified_len)]
     if verified.numel() == 0:
         return None
-    width = carried.shape[0]
     drafted = torch.arange(verified_len, cache_seqlen, dtype=carried.dtype)[-width:]
     chosen = torch.cat([verified[: width - drafted.shape[0]], drafted])
-    return torch.nn.functional.pad(chosen, (0, width - chosen.shape[0]), value=-1)
+    return F.pad(chosen, (0, width - chosen.shape[0]), value=-1)

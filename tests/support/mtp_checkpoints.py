@@ -31,6 +31,7 @@ def _rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) ->
     config = json.loads((partial / "config.json").read_text())
     tensors = load_file(partial / "model.safetensors")
     change(tensors, config)
+    (partial / "config.json").write_text(json.dumps(config, indent=2))
     stored = {key: tensor.contiguous() for key, tensor in tensors.items()}
     save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": dict.fromkeys(stored, "model.safetensors")}
@@ -40,17 +41,33 @@ def _rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) ->
     return str(directory)
 
 
-@functools.cache
-def aligned(index_topk: int = 64, hidden_share: float = 0.25, **options: str) -> str:
-    """A random target, and an MTP layer that starts from nearly what the target starts from.
+#: A layer with an indexer and experts, as the MTP layer has.
+_COPIED = "model.layers.2."
 
-    Both end in the same norm and head, so drafts are right more often than not, and which are
-    depends on the attention, the selection and the hidden state of either model.
+
+@functools.cache
+def aligned(
+    index_topk: int = 64,
+    *,
+    layers: int = 8,
+    vocab_size: int | None = None,
+    hidden_share: float = 0.25,
+    attention_gain: float = 3.0,
+) -> str:
+    """A random target in which one layer matters most, and an MTP layer that is a copy of that one.
+
+    Both start from nearly the same and end in the same norm and head, so that many drafts are
+    right; which ones are depends on the attention, the selection and the hidden state of either.
+
+    Args:
+        index_topk: Of both.
+        layers: Of the target; at least three.
+        vocab_size: Keep this many tokens, fewer than a tokenizer needs.
+        hidden_share: Weight of the hidden state beside the embedding in the MTP layer's input.
+        attention_gain: Factor on the attention output of that layer, which is too small in a random
+            model to tell one selection from another.
     """
-    extra = [
-        part for key, value in options.items() for part in (f"--{key.replace('_', '-')}", value)
-    ]
-    source = checkpoint("--mtp", "--index-topk", str(index_topk), *extra)
+    source = checkpoint("--mtp", "--index-topk", str(index_topk), "--layers", str(layers))
 
     def change(tensors: Tensors, config: dict) -> None:
         hidden, layer = config["hidden_size"], f"model.layers.{config['num_hidden_layers']}"
@@ -58,8 +75,16 @@ def aligned(index_topk: int = 64, hidden_share: float = 0.25, **options: str) ->
         tensors[f"{layer}.eh_proj.weight"] = torch.cat([eye, hidden_share * eye], 1).bfloat16()
         tensors[f"{layer}.enorm.weight"].fill_(1.0)
         tensors[f"{layer}.shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
+        tensors[f"{_COPIED}self_attn.o_proj.weight"] *= attention_gain
+        for key in [key for key in tensors if key.startswith(_COPIED)]:
+            tensors[f"{layer}.{key.removeprefix(_COPIED)}"] = tensors[key].clone()
+        if vocab_size is not None:
+            config["vocab_size"] = vocab_size
+            for key in ("model.embed_tokens.weight", "lm_head.weight"):
+                tensors[key] = tensors[key][:vocab_size].clone()
 
-    return _rewrite(source, f"{Path(source).name}-aligned-{hidden_share}", change)
+    name = f"{Path(source).name}-aligned-{hidden_share}-{attention_gain}-{vocab_size or 'all'}"
+    return _rewrite(source, name, change)
 
 
 #: Tokens from here on are drafted wrongly on purpose by `counting`.

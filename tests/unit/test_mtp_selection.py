@@ -51,6 +51,13 @@ def test_nothing_valid_is_nothing_to_reuse(carried: list[int]) -> None:
     assert extend_selection(torch.tensor(carried, dtype=torch.int32), 31, 32) is None
 
 
+@pytest.mark.parametrize("verified_len", [TOPK - 2, TOPK])
+def test_the_first_step_beyond_index_topk_ranks_for_itself(verified_len: int) -> None:
+    """What it would reuse lists every position in order, the newest as if they mattered least."""
+    everything = padded(*range(verified_len))
+    assert extend_selection(everything, verified_len, TOPK + 1) is None
+
+
 class FakeCache:
     """Index keys by slot, and which slots were written since the last look."""
 
