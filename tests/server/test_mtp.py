@@ -12,14 +12,24 @@ import time
 
 import pytest
 
-from tests.support.mtp_checkpoints import NEVER_FROM, aligned, counting, successor
+from tests.support.mtp_checkpoints import NEVER_FROM, aligned, counting, ring
 from tests.support.mtp_simulation import simulate
-from tests.support.mtp_traffic import PAGE, Request, chat, free_tokens, prompt, together
+from tests.support.mtp_traffic import (
+    PAGE,
+    WAVE,
+    Request,
+    accept_histogram,
+    chat,
+    draft_args,
+    free_tokens,
+    prompt,
+    together,
+)
 from tests.support.server import Server, ServerPool, ServerSpec
 
 pytestmark = pytest.mark.server
 
-MODEL = aligned(index_topk=16)
+INDEX_TOPK = 16
 POOL_TOKENS, CONTEXT = 768, 7 * PAGE
 #: Slots that SGLang keeps free behind a request for the drafts of its last round.
 RESERVED = 6
@@ -34,25 +44,10 @@ BASE = (
 CHECKS = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),)
 
 
-def draft_args(steps: int) -> tuple[str, ...]:
-    return (
-        *("--speculative-algorithm", "EAGLE", "--speculative-num-steps", str(steps)),
-        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(steps + 1)),
-    )
-
-
 def spec(model: str, steps: int = 0) -> ServerSpec:
     return ServerSpec(model=model, args=BASE + (draft_args(steps) if steps else ()), env=CHECKS)
 
 
-#: Prompts within and beyond index_topk (16), and around a page and a chunk; the batch shrinks as
-#: they finish, and two of them cross index_topk while they are decoded.
-WAVE = [
-    Request(tuple(prompt(length, seed)), new)
-    for seed, (length, new) in enumerate(
-        [(3, 48), (12, 9), (63, 70), (64, 25), (65, 17), (150, 60)]
-    )
-]
 #: More than the pool holds once all have grown. SGLang sets room aside for requests that ignore the
 #: end-of-sequence token, so these do not.
 CROWD = [
@@ -126,7 +121,8 @@ def traffic(server: Server) -> dict[str, list[dict]]:
 def answers(pool: ServerPool) -> dict[str, dict]:
     """What the server without drafts answered, and the one with them."""
     return {
-        kind: traffic(pool.get(spec(MODEL, steps))) for kind, steps in (("plain", 0), ("drafts", 5))
+        kind: traffic(pool.get(spec(aligned(INDEX_TOPK), steps)))
+        for kind, steps in (("plain", 0), ("drafts", 5))
     }
 
 
@@ -165,15 +161,11 @@ def test_the_drafts_accepted_are_those_of_transformers(
 ) -> None:
     """Round by round: catches a draft that is worse than it should be, which no text shows."""
     request, answer = WAVE[index], answers["drafts"]["wave"][index]
-    expected = simulate(MODEL, list(request.input_ids), request.max_new_tokens, 5, share=True)
+    expected = simulate(
+        aligned(INDEX_TOPK), list(request.input_ids), request.max_new_tokens, 5, share=True
+    )
     assert answer["output_ids"] == expected.tokens
     assert accept_histogram(answer, 5) == expected.histogram
-
-
-def accept_histogram(answer: dict, steps: int) -> list[int]:
-    """Rounds with 0, 1, ... `steps` correct drafts; SGLang leaves zeros at the end out."""
-    counts = answer["meta_info"]["spec_correct_drafts_histogram"]
-    return counts + [0] * (steps + 1 - len(counts))
 
 
 def test_logprobs_are_the_same(answers: dict[str, dict]) -> None:
@@ -215,13 +207,6 @@ def test_a_chat_finds_the_same_prefix(answers: dict[str, dict]) -> None:
 def test_pages_return(answers: dict[str, dict]) -> None:
     assert answers["drafts"]["free after"] == answers["drafts"]["free before"]
     assert answers["plain"]["free after"] == answers["plain"]["free before"]
-
-
-def ring(start: int, length: int) -> list[int]:
-    tokens = [start]
-    while len(tokens) < length:
-        tokens.append(successor(tokens[-1]))
-    return tokens
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.server.test_mtp import WAVE, accept_histogram, draft_args, ring
-from tests.support.mtp_checkpoints import NEVER_FROM, aligned, counting
+from tests.support.chi_square import chi_square_p
+from tests.support.mtp_checkpoints import NEVER_FROM, aligned, counting, ring
 from tests.support.mtp_simulation import simulate
-from tests.support.mtp_traffic import Request, prompt, together
+from tests.support.mtp_traffic import (
+    WAVE,
+    Request,
+    accept_histogram,
+    draft_args,
+    prompt,
+    together,
+)
 from tests.support.server import ServerPool, ServerSpec
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -99,8 +106,6 @@ def sampled(pool: ServerPool, steps: int) -> torch.Tensor:
 
 
 def test_sampled_output_has_the_distribution_of_a_server_without_drafts(pool: ServerPool) -> None:
-    from tests.unit.test_mtp_chain import chi_square_p
-
     without, with_drafts = sampled(pool, 0), sampled(pool, 5)
     for position in range(POSITIONS):
         counts = torch.stack(

@@ -9,13 +9,16 @@ import functools
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.checkpoints import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Tensors = dict[str, torch.Tensor]
 
@@ -97,6 +100,14 @@ def successor(token: int) -> int:
     if token < NEVER_FROM:
         return (token + 1) % NEVER_FROM
     return NEVER_FROM + (token - NEVER_FROM + 1) % (COUNTING_VOCAB - NEVER_FROM)
+
+
+def ring(start: int, length: int) -> list[int]:
+    """What the target of `counting` says, from `start` on."""
+    tokens = [start]
+    while len(tokens) < length:
+        tokens.append(successor(tokens[-1]))
+    return tokens
 
 
 @functools.cache

@@ -46,6 +46,29 @@ class Request:
         return response.json()
 
 
+#: Prompts within and beyond index_topk (16), and around a page and a chunk; the batch shrinks as
+#: they finish, and two of them cross index_topk while they are decoded.
+WAVE = [
+    Request(tuple(prompt(length, seed)), new)
+    for seed, (length, new) in enumerate(
+        [(3, 48), (12, 9), (63, 70), (64, 25), (65, 17), (150, 60)]
+    )
+]
+
+
+def draft_args(steps: int) -> tuple[str, ...]:
+    return (
+        *("--speculative-algorithm", "EAGLE", "--speculative-num-steps", str(steps)),
+        *("--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(steps + 1)),
+    )
+
+
+def accept_histogram(answer: dict, steps: int) -> list[int]:
+    """Rounds with 0, 1, ... `steps` correct drafts; SGLang leaves zeros at the end out."""
+    counts = answer["meta_info"]["spec_correct_drafts_histogram"]
+    return counts + [0] * (steps + 1 - len(counts))
+
+
 def together(server: Server, batch: list[Request]) -> list[dict]:
     """Send all at once; they leave as they finish."""
     with ThreadPoolExecutor(len(batch)) as threads:

@@ -25,6 +25,7 @@ from sglang_glm.compat.host.spec_tree import (
 )
 from sglang_glm.compat.host.verify_sampling import tree_speculative_sampling_target_only
 from sglang_glm.speculative.chain import accept_sampled, draw
+from tests.support.chi_square import chi_square_p
 
 
 def build(seq_lens: list[int], num_nodes: int, mode: TreeMaskMode, topk: int = 1) -> dict:
@@ -149,18 +150,6 @@ def sample_rounds(
         **out,
     )
     return out["accept_token_num"], out["predicts"].view(rounds, num_nodes)
-
-
-def chi_square_p(
-    observed: torch.Tensor, expected: torch.Tensor, degrees: int | None = None
-) -> float:
-    """P of a chi-square at least as large, by the Wilson-Hilferty approximation."""
-    used = expected > 0
-    statistic = ((observed - expected)[used] ** 2 / expected[used]).sum().item()
-    if degrees is None:
-        degrees = int(used.sum()) - 1
-    z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
-    return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 def test_sampled_tokens_keep_the_target_distribution() -> None:
