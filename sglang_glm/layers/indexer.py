@@ -12,6 +12,7 @@ from glm_kernels.indexer.topk_indices import topk_indices
 from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
+from sglang_glm.layers.draft_selection import carried_selection, extend_selection
 from sglang_glm.parallel.index_agreement import settle_selection
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def indexer_forward(
 
     Returns:
         `[num_rows, index_topk]` int32 request-local positions, best first, -1 padding at the tail.
-        Padded rows select nothing. None under an attention backend that takes no selection: there
-        the indexer is inert.
+        Padded rows select nothing. In a draft step a request that carries a selection reuses it.
+        None under an attention backend that takes no selection: there the indexer is inert.
     """
     batch = get_attn_backend().get_indexer_metadata(layer_id, forward_batch)
     if batch is None:
@@ -64,12 +65,19 @@ def indexer_forward(
         cache.store(layer_id, forward_batch.out_cache_loc[: key.shape[0]].long(), key)
     if not return_indices:
         return None
-    scored = [request for request in batch.requests if request.cache_seqlen > self.index_topk]
-    if scored:
+    carried = carried_selection(forward_batch)
+    unshared = []
+    for request in batch.requests:
+        reused = None if carried is None else _reuse(carried, request)
+        if reused is None:
+            unshared.append(request)
+        else:
+            selected[request.rows] = reused
+    if any(request.cache_seqlen > self.index_topk for request in unshared):
         query, weights = _index_query(
             self, x, q_lora, positions, quantized=cache.keys(layer_id).dtype == torch.uint8
         )
-    for request in batch.requests:
+    for request in unshared:
         if request.cache_seqlen <= self.index_topk:
             selected[request.rows] = _select_all(request, self.index_topk)
             continue
@@ -80,6 +88,12 @@ def indexer_forward(
         )
         selected[request.rows] = topk_indices(logits, self.index_topk)
     return maybe_capture_indexer_topk(layer_id, settle_selection(selected, layer_id))
+
+
+def _reuse(carried: torch.Tensor, request: RequestRows) -> torch.Tensor | None:
+    """The carried selection of a draft step's request with its drafted positions, or None."""
+    verified_len = request.cache_seqlen - request.num_drafted
+    return extend_selection(carried[request.first_row], verified_len, request.cache_seqlen)
 
 
 def _select_all(request: RequestRows, index_topk: int) -> torch.Tensor:

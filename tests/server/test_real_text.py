@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import Server
-from tests.support.specs import TRUTH_64 as SERVER
 
 pytestmark = pytest.mark.slow
 
