@@ -16,7 +16,11 @@ from sglang_glm.diagnosis.findings import Diagnosis, Finding
 def doctor(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
     code = f"from sglang_glm.cli.main import main; raise SystemExit(main({['doctor', *options]!r}))"
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
