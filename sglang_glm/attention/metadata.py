@@ -19,11 +19,13 @@ class RequestRows:
         first_row: Index of its first row among the batch's rows.
         num_rows: Its rows; row t of n sees positions below `cache_seqlen - n + t + 1`.
         slots: `[cache_seqlen]` int64, the cache slot of each position, new ones included.
+        num_drafted: Of a draft step: the last positions that no target forward has verified.
     """
 
     first_row: int
     num_rows: int
     slots: torch.Tensor
+    num_drafted: int = 0
 
     @property
     def cache_seqlen(self) -> int:
@@ -53,7 +55,9 @@ class BatchRows:
         return self.requests[-1].rows.stop if self.requests else 0
 
 
-def plan_rows(forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_step: int = 0) -> BatchRows:
+def plan_rows(
+    forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_step: int = 0
+) -> BatchRows:
     """Work out the rows of a forward from SGLang's batch.
 
     Args:
@@ -68,6 +72,7 @@ def plan_rows(forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_
     if mode.is_idle():
         return BatchRows(requests=())
     batch_size = forward_batch.batch_size
+    num_drafted = 0
     seq_lens = forward_batch.seq_lens[:batch_size].tolist()
     if mode.is_target_verify():
         num_draft_tokens = forward_batch.spec_info.draft_token_num
@@ -75,8 +80,9 @@ def plan_rows(forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_
         lengths = [length + num_draft_tokens for length in seq_lens]
     elif mode.is_decode():
         row_counts = [1] * batch_size
-        drafting = forward_batch.spec_info is not None
-        lengths = [length + draft_step + 1 for length in seq_lens] if drafting else seq_lens
+        # SGLang counts the token of a decode row in `seq_lens`, but no token of a draft round.
+        num_drafted = draft_step + 1 if forward_batch.spec_info is not None else 0
+        lengths = [length + num_drafted for length in seq_lens]
     else:
         row_counts = [int(n) for n in forward_batch.extend_seq_lens_cpu[:batch_size]]
         lengths = seq_lens
@@ -86,6 +92,10 @@ def plan_rows(forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_
     for pool_index, num_rows, length in zip(pool_indices, row_counts, lengths, strict=True):
         if num_rows:
             slots = req_to_token[pool_index, :length].long()
-            requests.append(RequestRows(first_row=first_row, num_rows=num_rows, slots=slots))
+            requests.append(
+                RequestRows(
+                    first_row=first_row, num_rows=num_rows, slots=slots, num_drafted=num_drafted
+                )
+            )
         first_row += num_rows
     return BatchRows(requests=tuple(requests))

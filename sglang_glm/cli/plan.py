@@ -40,9 +40,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the command and add its arguments."""
-    parser.description = (
-        "Memory, traffic and time of a glm_moe_dsa model on given GPUs, without GPUs, weights or network."
-    )
+    parser.description = "Memory, traffic and time of a glm_moe_dsa model on given GPUs, without GPUs, weights or network."
     parser.epilog = _EXAMPLES
     parser.add_argument(
         "model", help="config.json, checkpoint folder, or one of " + ", ".join(RELEASED)

@@ -3,7 +3,11 @@
 from sglang_glm.compat.ledger import SEAMS
 from sglang_glm.compat.seams import KINDS, Seam
 
-_SCOPES = {"everywhere": "Everywhere", "host": "On a machine without an accelerator", "cuda": "On CUDA"}
+_SCOPES = {
+    "everywhere": "Everywhere",
+    "host": "On a machine without an accelerator",
+    "cuda": "On CUDA",
+}
 
 _INTRODUCTION = f"""# Where sglang-glm enters SGLang
 

@@ -11,7 +11,9 @@ from sglang_glm.compat.seams import Scope, Seam
 _HOST = "sglang_glm.compat.host"
 
 
-def _resolution_hook(step: str, implementation: str, *, scope: Scope, why: str, remove_when: str) -> Seam:
+def _resolution_hook(
+    step: str, implementation: str, *, scope: Scope, why: str, remove_when: str
+) -> Seam:
     return Seam(
         target=step,
         kind="resolution_hook",
@@ -20,6 +22,17 @@ def _resolution_hook(step: str, implementation: str, *, scope: Scope, why: str, 
         why=why,
         remove_when=remove_when,
         probe=partial(probes.check_resolution_hook, step, implementation),
+    )
+
+
+def _replacement(target: str, implementation: str, *, why: str, remove_when: str) -> Seam:
+    return Seam(
+        target=target,
+        kind="replace",
+        scope="host",
+        implementation=implementation,
+        why=why,
+        remove_when=remove_when,
     )
 
 
@@ -101,6 +114,13 @@ SEAMS: tuple[Seam, ...] = (
         scope="host",
         why="the DSA branch asks CUDA for its capability and fails without a device",
         remove_when="the branch asks the platform",
+    ),
+    _resolution_hook(
+        "handle_speculative_decoding",
+        f"{_HOST}.speculative_hook:handle_speculative_decoding",
+        scope="host",
+        why="SGLang accepts draft settings that fail here at the first request",
+        remove_when="never: this is SGLang's way to check arguments",
     ),
     Seam(
         target="sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default",
@@ -235,5 +255,67 @@ SEAMS: tuple[Seam, ...] = (
         why="the native form fails on expert id -1, which expert parallelism gives to experts of other ranks",
         remove_when="never: this is SGLang's way to bring a forward",
         probe=probes.check_experts,
+    ),
+    _replacement(
+        "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnMultiStepBackend",
+        "sglang_glm.attention.host_multi_step:GlmDsaHostMultiStepBackend",
+        why="it plans the draft steps for CUDA graphs; a new backend name would have to be added to "
+        "five more tables",
+        remove_when="SGLang's DSA forms can be registered one by one",
+    ),
+    _replacement(
+        "sglang.srt.mem_cache.allocation.get_last_loc",
+        "sglang.srt.mem_cache.allocation:get_last_loc_torch",
+        why="it runs a Triton kernel for every backend but ascend and torch_native; SGLang's own "
+        "torch form takes its place",
+        remove_when="get_last_loc asks the device",
+    ),
+    _replacement(
+        "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func",
+        f"{_HOST}.allocation:assign_req_to_token_pool_func",
+        why="it runs a Triton kernel, or a CPU kernel that SGLang's wheel does not carry",
+        remove_when="SGLang asks the platform, as it does for assign_extend_cache_locs_func",
+    ),
+    _replacement(
+        "sglang.kernels.ops.speculative.cache_locs.assign_draft_cache_locs_contiguous_func",
+        f"{_HOST}.cache_locs:assign_draft_cache_locs_contiguous_func",
+        why="it runs a Triton kernel, or a CPU kernel that SGLang's wheel does not carry",
+        remove_when="SGLang asks the platform, as it does for assign_extend_cache_locs_func",
+    ),
+    Seam(
+        target="sglang.srt.platforms.current_platform.get_speculative_cache_locs_fn",
+        kind="platform",
+        scope="host",
+        implementation=f"{_HOST}.cache_locs:assign_extend_cache_locs",
+        why="SGLang has no form of it for an unknown platform",
+        remove_when="never: this is SGLang's way to bring one",
+        probe=probes.check_speculative_cache_locs,
+    ),
+    _replacement(
+        "sglang.kernels.ops.speculative.spec_tree.build_tree_kernel_efficient_func",
+        f"{_HOST}.spec_tree:build_tree_kernel_efficient_func",
+        why="it is a CUDA kernel and refuses a platform that it does not know",
+        remove_when="SGLang asks the platform, as it does for assign_extend_cache_locs_func",
+    ),
+    _replacement(
+        "sglang.kernels.ops.speculative.spec_tree.verify_tree_greedy_func",
+        f"{_HOST}.spec_tree:verify_tree_greedy_func",
+        why="it is a CUDA kernel and refuses a platform that it does not know",
+        remove_when="SGLang asks the platform, as it does for assign_extend_cache_locs_func",
+    ),
+    _replacement(
+        "sglang.kernels.ops.speculative.eagle.fill_bonus_tokens_func",
+        f"{_HOST}.eagle:fill_bonus_tokens_func",
+        why="it runs a Triton kernel, or a CPU kernel that SGLang's wheel does not carry",
+        remove_when="SGLang asks the platform, as it does for assign_extend_cache_locs_func",
+    ),
+    Seam(
+        target="sglang.srt.speculative.eagle_utils",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.eagle_utils:supply_sampling",
+        why="the functions that verify sampled output are None off CUDA, and a hook cannot wrap None",
+        remove_when="SGLang has torch forms of them, or asks the platform",
+        probe=probes.check_spec_sampling,
     ),
 )

@@ -12,6 +12,7 @@ from glm_kernels.indexer.topk_indices import topk_indices
 from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
+from sglang_glm.layers.draft_selection import carried_selection, extend_selection
 from sglang_glm.parallel.index_agreement import settle_selection
 
 if TYPE_CHECKING:
@@ -49,9 +50,12 @@ def indexer_forward(
 
     Returns:
         `[num_rows, index_topk]` int32 request-local positions, best first, -1 padding at the tail.
-        Padded rows select nothing.
+        Padded rows select nothing. In a draft step a request that carries a selection reuses it.
+        None under an attention backend that takes no selection: there the indexer is inert.
     """
-    batch = get_attn_backend().forward_metadata
+    batch = get_attn_backend().get_indexer_metadata(layer_id, forward_batch)
+    if batch is None:
+        return None
     selected = torch.full((x.shape[0], self.index_topk), -1, dtype=torch.int32)
     # Written before anything is read, and even where nothing needs scoring now: a later step
     # searches this history.
@@ -61,18 +65,35 @@ def indexer_forward(
         cache.store(layer_id, forward_batch.out_cache_loc[: key.shape[0]].long(), key)
     if not return_indices:
         return None
-    scored = [request for request in batch.requests if request.cache_seqlen > self.index_topk]
-    if scored:
-        query, weights = _index_query(self, x, q_lora, positions, quantized=cache.keys(layer_id).dtype == torch.uint8)
+    carried = carried_selection(forward_batch)
+    unshared = []
     for request in batch.requests:
+        reused = None if carried is None else _reuse(carried, request)
+        if reused is None:
+            unshared.append(request)
+        else:
+            selected[request.rows] = reused
+    if any(request.cache_seqlen > self.index_topk for request in unshared):
+        query, weights = _index_query(
+            self, x, q_lora, positions, quantized=cache.keys(layer_id).dtype == torch.uint8
+        )
+    for request in unshared:
         if request.cache_seqlen <= self.index_topk:
             selected[request.rows] = _select_all(request, self.index_topk)
             continue
         keys = cache.load(layer_id, request.slots)
         ends = request.row_lengths()
-        logits = mqa_logits(query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends)
+        logits = mqa_logits(
+            query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends
+        )
         selected[request.rows] = topk_indices(logits, self.index_topk)
     return maybe_capture_indexer_topk(layer_id, settle_selection(selected, layer_id))
+
+
+def _reuse(carried: torch.Tensor, request: RequestRows) -> torch.Tensor | None:
+    """The carried selection of a draft step's request with its drafted positions, or None."""
+    verified_len = request.cache_seqlen - request.num_drafted
+    return extend_selection(carried[request.first_row], verified_len, request.cache_seqlen)
 
 
 def _select_all(request: RequestRows, index_topk: int) -> torch.Tensor:
@@ -88,7 +109,12 @@ def _index_key(self: Indexer, x: torch.Tensor, positions: torch.Tensor) -> torch
 
 
 def _index_query(
-    self: Indexer, x: torch.Tensor, q_lora: torch.Tensor, positions: torch.Tensor, *, quantized: bool
+    self: Indexer,
+    x: torch.Tensor,
+    q_lora: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    quantized: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Index queries and head weights.
 
@@ -99,7 +125,9 @@ def _index_query(
     query = self.wq_b(q_lora)[0].view(-1, self.n_heads, self.head_dim)
     query = _rotate(self, query, positions)
     # The projection is stored in BF16; its product is formed in FP32, as the gate's is.
-    weights = F.linear(x.float(), self.weights_proj.weight.float()) * (self.n_heads**-0.5 * self.softmax_scale)
+    weights = F.linear(x.float(), self.weights_proj.weight.float()) * (
+        self.n_heads**-0.5 * self.softmax_scale
+    )
     if not quantized:
         return query.float(), weights
     codes, scale = quantize_index_k(query.reshape(-1, self.head_dim))

@@ -28,8 +28,8 @@ def read_config(config: PretrainedConfig) -> GlmDsaConfig:
     return facts
 
 
-def serves_dequantized() -> bool:
-    """Whether FP8 weights are dequantised at load: the CPU has no FP8 products."""
+def runs_on_cpu() -> bool:
+    """Whether the CPU serves, on which FP8 weights are dequantised at load."""
     return torch.device(get_device().device).type == "cpu"
 
 
@@ -40,10 +40,13 @@ class GlmModelMixin:
     facts: GlmDsaConfig
 
     def __init__(
-        self, config: PretrainedConfig, quant_config: QuantizationConfig | None = None, prefix: str = ""
+        self,
+        config: PretrainedConfig,
+        quant_config: QuantizationConfig | None = None,
+        prefix: str = "",
     ) -> None:
         facts = read_config(config)
-        if serves_dequantized():
+        if runs_on_cpu():
             # Layers are built in the model's dtype; the stream below delivers it.
             quant_config = None
         super().__init__(config, quant_config=quant_config, prefix=prefix)
@@ -57,7 +60,7 @@ class GlmModelMixin:
         Raises:
             ValueError: names a tensor that is unknown, missing, of another shape or without scale.
         """
-        dequantize_to = self._dtype if serves_dequantized() else None
+        dequantize_to = self._dtype if runs_on_cpu() else None
         stream = CheckpointStream(self.facts, is_nextn=self.is_nextn, dequantize_to=dequantize_to)
         super().load_weights(stream.check(weights))
         if not self._loaded:

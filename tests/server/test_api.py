@@ -20,7 +20,6 @@ import requests
 
 from tests.support.parity import prompt
 from tests.support.server import Server
-from tests.support.specs import TRUTH_64 as SERVER
 
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 WEATHER = {
@@ -28,7 +27,11 @@ WEATHER = {
     "function": {
         "name": "get_weather",
         "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -42,7 +45,12 @@ def _pages_return(server: Server):
 
 
 def chat(server: Server, text: str = "Hello", **options: object) -> requests.Response:
-    body = {"model": "m", "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 24}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
     return server.post("/v1/chat/completions", **{**body, **options})
 
 
@@ -71,14 +79,18 @@ def test_streaming(server: Server) -> None:
     )
     events = [line[6:] for line in response.iter_lines() if line.startswith(b"data: ")]
     assert events[-1] == b"[DONE]"
-    deltas = [json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]]
+    deltas = [
+        json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]
+    ]
     assert "".join(deltas) == whole
     assert sum(bool(delta) for delta in deltas) > 3
 
 
 def test_tool_call(server: Server) -> None:
     call = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"
-    answer = chat(server, "Weather in Paris?", tools=[WEATHER], regex=call, max_tokens=200, **NO_THINKING).json()
+    answer = chat(
+        server, "Weather in Paris?", tools=[WEATHER], regex=call, max_tokens=200, **NO_THINKING
+    ).json()
     message = answer["choices"][0]["message"]
     assert [c["function"]["name"] for c in message["tool_calls"]] == ["get_weather"]
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
@@ -101,7 +113,11 @@ def test_anthropic(server: Server) -> None:
 
 
 def test_json_schema(server: Server) -> None:
-    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Oslo"]}}, "required": ["city"]}
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+        "required": ["city"],
+    }
     answer = chat(
         server,
         max_tokens=100,
@@ -112,7 +128,9 @@ def test_json_schema(server: Server) -> None:
 
 
 def test_too_long(server: Server) -> None:
-    response = server.post("/generate", input_ids=[5] * 33000, sampling_params={"max_new_tokens": 1})
+    response = server.post(
+        "/generate", input_ids=[5] * 33000, sampling_params={"max_new_tokens": 1}
+    )
     assert response.status_code == 400
     assert "33000" in response.text and "32768" in response.text
     response = chat(server, max_tokens=40000)
@@ -144,12 +162,17 @@ def test_abort_mid_prefill(server: Server, wait_s: float) -> None:
 
     def send() -> None:
         outcome["answer"] = server.post(
-            "/generate", rid="aborted", input_ids=ids, sampling_params={"max_new_tokens": 2000, "ignore_eos": True}
+            "/generate",
+            rid="aborted",
+            input_ids=ids,
+            sampling_params={"max_new_tokens": 2000, "ignore_eos": True},
         )
 
     sender = threading.Thread(target=send)
     sender.start()
-    while not any(server.load()[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")):
+    while not any(
+        server.load()[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    ):
         time.sleep(0.02)
     time.sleep(wait_s)
     server.post("/abort_request", rid="aborted")
@@ -166,7 +189,9 @@ def test_abort_mid_prefill(server: Server, wait_s: float) -> None:
 def test_metrics(server: Server) -> None:
     def generated() -> float:
         text = requests.get(f"{server.url}/metrics", timeout=30).text
-        lines = [line for line in text.splitlines() if line.startswith("sglang:generation_tokens_total")]
+        lines = [
+            line for line in text.splitlines() if line.startswith("sglang:generation_tokens_total")
+        ]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     before = generated()

@@ -19,7 +19,9 @@ MAX_EXCUSED = 0.02
 
 SERVERS = {8: TRUTH_8, 64: TRUTH_64}
 
-each_topk = pytest.mark.parametrize("server", SERVERS.values(), ids=[f"topk{t}" for t in SERVERS], indirect=True)
+each_topk = pytest.mark.parametrize(
+    "server", SERVERS.values(), ids=[f"topk{t}" for t in SERVERS], indirect=True
+)
 
 
 def index_topk(server: Server) -> int:
@@ -59,7 +61,8 @@ def test_prefix_hit(server: Server, shared: int) -> None:
     first = prompt(server, shared + 40, seed=31)
     second = first[:shared] + prompt(server, 50, seed=32)
     server.generate(first)
-    answer = server.generate(second, max_new_tokens=16)
+    # A prefix is reused only up to the first position whose log-probability is asked for.
+    answer = server.generate(second, logprob_start_len=shared + 1, max_new_tokens=16)
     assert answer["meta_info"]["cached_tokens"] == shared // 64 * 64
     check(compare(server, answer, second))
 
@@ -71,4 +74,6 @@ def test_repeatable(server: Server) -> None:
     others = [prompt(server, length, seed=40 + length) for length in (10, 200, 90)]
     for batch in ([ids, *others], [*others, ids], [ids, ids]):
         answers = server.generate(batch, max_new_tokens=24)
-        assert all(a["output_ids"] == alone for a, b in zip(answers, batch, strict=True) if b == ids)
+        assert all(
+            a["output_ids"] == alone for a, b in zip(answers, batch, strict=True) if b == ids
+        )

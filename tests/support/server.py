@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -12,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 READY_TIMEOUT_S = 240
 
@@ -37,32 +41,43 @@ class Server:
         self.spec = spec
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="sglang-", suffix=".log", delete=False)
-        command = [sys.executable, "-m", "sglang.launch_server", "--model", spec.model, "--port", str(self.port)]
+        log_fd, self._log_path = tempfile.mkstemp(prefix="sglang-", suffix=".log")
+        command = [
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            "--model",
+            spec.model,
+            "--port",
+            str(self.port),
+        ]
         started = time.monotonic()
         self.process = subprocess.Popen(
             [*command, *spec.args],
             # Two threads on two cores stall each other as soon as anything else runs beside them.
             env={"OMP_NUM_THREADS": "1", **os.environ, **dict(spec.env)},
-            stdout=self._log,
+            stdout=log_fd,
             stderr=subprocess.STDOUT,
             # A session of its own, so that stopping it ends every process that it started.
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
+        os.close(log_fd)
         self._wait_ready()
         self.ready_after_s = time.monotonic() - started
 
     @property
     def log(self) -> str:
         """Everything that it has printed."""
-        return Path(self._log.name).read_text(errors="replace")
+        return Path(self._log_path).read_text(errors="replace")
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.tail()}")
+                raise RuntimeError(
+                    f"the server ended with {self.process.returncode}:\n{self.tail()}"
+                )
             try:
                 if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
                     return
@@ -81,14 +96,10 @@ class Server:
         """End it and every process that it started."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def post(self, path: str, **body: object) -> requests.Response:
@@ -96,7 +107,12 @@ class Server:
         return requests.post(f"{self.url}{path}", json=body, timeout=300)
 
     def generate(
-        self, input_ids: list[int] | list[list[int]], *, logprob_start_len: int = 0, routed_dp_rank: int | None = None, **sampling: object
+        self,
+        input_ids: list[int] | list[list[int]],
+        *,
+        logprob_start_len: int = 0,
+        routed_dp_rank: int | None = None,
+        **sampling: object,
     ) -> dict | list[dict]:
         """Greedy generation from token ids with log-probabilities of prompt and output.
 
@@ -131,7 +147,11 @@ class Server:
     def rank_process(self, rank: int) -> psutil.Process:
         """The process of one tensor-parallel rank, of a server that has several."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(child for child in children if re.search(rf"scheduler.*_TP{rank}(_|$)", child.cmdline()[0]))
+        return next(
+            child
+            for child in children
+            if re.search(rf"scheduler.*_TP{rank}(_|$)", child.cmdline()[0])
+        )
 
     def load(self) -> dict:
         """What the scheduler holds: running and waiting requests, cache tokens in use."""
@@ -148,7 +168,9 @@ class Server:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             load = self.load()
-            if not (load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"]):
+            if not (
+                load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"]
+            ):
                 return
             time.sleep(0.1)
         raise AssertionError(f"still held after {timeout_s} s: {load}\n{self.tail()}")

@@ -13,7 +13,7 @@ TRUTH_8 = ServerSpec(checkpoint("--mtp", "--index-topk", "8"), _TRUTH)
 #: FP32 everywhere, with all that a user of the HTTP endpoints turns on.
 TRUTH_64 = ServerSpec(
     checkpoint("--mtp", "--index-topk", "64"),
-    (*_TRUTH, "--enable-metrics", "--reasoning-parser", "glm45", "--tool-call-parser", "glm47"),
+    (*_TRUTH, "--enable-metrics", "--reasoning-parser", "auto", "--tool-call-parser", "auto"),
 )
 
 #: BF16 as a user gets it without flags, but index keys as they are.
@@ -26,6 +26,15 @@ FP8_CACHE_8 = ServerSpec(TRUTH_8.model, (*_TRUTH, "--kv-cache-dtype", "fp8_e4m3"
 
 #: A checkpoint of FP8 blocks, whose shared experts and MTP layer stay in BF16.
 FP8_WEIGHTS_8 = ServerSpec(
-    checkpoint("--mtp", "--index-topk", "8", "--fp8", "--fp8-exclude", "shared_experts", "--fp8-exclude", "nextn"),
+    checkpoint(
+        "--mtp",
+        "--index-topk",
+        "8",
+        "--fp8",
+        "--fp8-exclude",
+        "shared_experts",
+        "--fp8-exclude",
+        "nextn",
+    ),
     _TRUTH,
 )

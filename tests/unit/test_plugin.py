@@ -23,7 +23,12 @@ ROOT = Path(__file__).parents[2]
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `code` in a process of its own, as SGLang's children are."""
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **env}, cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        env={**os.environ, **env},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 

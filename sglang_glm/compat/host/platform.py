@@ -1,6 +1,7 @@
 """The CPU as an out-of-tree SGLang platform."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -121,6 +122,12 @@ class HostSRTPlatform(SRTPlatform):
     def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
         """The sparse backend drafts for GLM."""
         return backend == "dsa"
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        """Our lookup of the slots that verify and draft extend write to."""
+        from sglang_glm.compat.host.cache_locs import assign_extend_cache_locs
+
+        return assign_extend_cache_locs
 
     def get_compile_backend(self, mode: str | None = None) -> str:
         """Compilation is off on this platform."""
