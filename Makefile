@@ -42,7 +42,7 @@ lint: $(stamp) ## ruff, mypy, the layer rule
 	$(VENV)/bin/mypy sglang_glm kernels/glm_kernels
 
 docs: $(stamp) ## Regenerate the generated documents
-	$(python) -m sglang_glm.compat.ledger > docs/upstream.md
+	$(python) -m sglang_glm.compat.document > docs/upstream.md
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .cache

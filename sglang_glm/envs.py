@@ -50,10 +50,17 @@ class EnvVar(Generic[T]):
         try:
             return self.parse(text)
         except ValueError as error:
-            raise ValueError(f"{self.name}={text!r}: {error}. Unset it to use {self.default!r}.") from None
+            raise ValueError(
+                f"{self.name}={text!r}: {error}. Unset it to use {self.default!r}."
+            ) from None
 
 
-ENABLE = EnvVar("SGLANG_GLM_ENABLE", True, _parse_bool, "0 turns the plugin off: SGLang runs as if it were not installed")
+ENABLE = EnvVar(
+    "SGLANG_GLM_ENABLE",
+    True,
+    _parse_bool,
+    "0 turns the plugin off: SGLang runs as if it were not installed",
+)
 HOST_PLATFORM = EnvVar(
     "SGLANG_GLM_HOST_PLATFORM",
     "auto",
@@ -77,8 +84,12 @@ def check() -> None:
         ValueError: a value cannot be parsed, or an unknown `SGLANG_GLM_*` variable is set.
     """
     known = {variable.name for variable in ALL}
-    unknown = sorted(name for name in os.environ if name.startswith("SGLANG_GLM_") and name not in known)
+    unknown = sorted(
+        name for name in os.environ if name.startswith("SGLANG_GLM_") and name not in known
+    )
     if unknown:
-        raise ValueError(f"unknown variable {', '.join(unknown)}; known ones are {', '.join(sorted(known))}")
+        raise ValueError(
+            f"unknown variable {', '.join(unknown)}; known ones are {', '.join(sorted(known))}"
+        )
     for variable in ALL:
         variable.get()

@@ -24,5 +24,11 @@ def has_accelerator() -> bool:
     """Whether torch sees any device that SGLang has a platform for."""
     import torch
 
-    accelerators = (torch.cuda, torch.xpu, torch.mps, getattr(torch, "npu", None), getattr(torch, "musa", None))
+    accelerators = (
+        torch.cuda,
+        torch.xpu,
+        torch.mps,
+        getattr(torch, "npu", None),
+        getattr(torch, "musa", None),
+    )
     return any(module is not None and module.is_available() for module in accelerators)

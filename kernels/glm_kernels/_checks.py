@@ -50,7 +50,9 @@ class Dims:
         ok = tensor.dim() == len(shape) and tensor.dtype in dtypes
         if ok:
             for want, size in zip(shape, tensor.shape, strict=True):
-                ok = ok and size == (self.sizes.setdefault(want, size) if isinstance(want, str) else want)
+                ok = ok and size == (
+                    self.sizes.setdefault(want, size) if isinstance(want, str) else want
+                )
         if not ok:
             raise ValueError(f"{self.op}: {name} is {got}, expected {expected}")
         if self.device is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from glm_kernels.attention.masked_mla import masked_mla
 from glm_kernels.attention.sparse_mla import sparse_mla
 from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
@@ -15,6 +14,7 @@ from sglang.srt.runtime_context import get_exec
 from sglang_glm.attention.metadata import BatchRows, RequestRows, plan_rows
 
 if TYPE_CHECKING:
+    import torch
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -82,7 +82,9 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         topk_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if save_kv_cache:
-            self.token_to_kv_pool.set_mla_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, k_rope)
+            self.token_to_kv_pool.set_mla_kv_buffer(
+                layer, KVWriteLoc.for_batch(forward_batch), k, k_rope
+            )
         if topk_indices is None:
             raise RuntimeError(
                 f"layer {layer.layer_id} has no selection: it shares the index of an earlier layer, "
@@ -107,12 +109,18 @@ class GlmDsaHostAttnBackend(AttentionBackend):
     ) -> torch.Tensor:
         selects_all = request.cache_seqlen <= self.index_topk
         if form == "glm_auto":
-            form = "glm_masked" if selects_all or self._masking_is_cheaper(request) else "glm_sparse"
+            form = (
+                "glm_masked" if selects_all or self._masking_is_cheaper(request) else "glm_sparse"
+            )
         if form == "glm_masked":
             latents = self.token_to_kv_pool.latent_rows(layer.layer_id, request.slots)
             selection = None if selects_all else topk_positions
             return masked_mla(q, latents, request.row_lengths(), layer.scaling, selection)[0]
-        slots = request.slots[topk_positions.clamp_min(0).long()].int().masked_fill_(topk_positions < 0, -1)
+        slots = (
+            request.slots[topk_positions.clamp_min(0).long()]
+            .int()
+            .masked_fill_(topk_positions < 0, -1)
+        )
         cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
         return sparse_mla(q, cache, slots, layer.scaling)[0]
 

@@ -55,7 +55,9 @@ class BatchRows:
         return self.requests[-1].rows.stop if self.requests else 0
 
 
-def plan_rows(forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_step: int = 0) -> BatchRows:
+def plan_rows(
+    forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_step: int = 0
+) -> BatchRows:
     """Work out the rows of a forward from SGLang's batch.
 
     Args:

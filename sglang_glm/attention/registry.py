@@ -65,7 +65,11 @@ BACKENDS: tuple[DsaBackend, ...] = (
 )
 
 #: What each phase uses on the CPU when no flag names a backend.
-HOST_DEFAULTS: dict[Phase, str] = {"prefill": "glm_auto", "decode": "glm_sparse", "topk": "glm_exact"}
+HOST_DEFAULTS: dict[Phase, str] = {
+    "prefill": "glm_auto",
+    "decode": "glm_sparse",
+    "topk": "glm_exact",
+}
 
 
 def names(phase: Phase) -> list[str]:
@@ -82,7 +86,9 @@ def refusal(phase: Phase, name: str, *, device: Device, kv_dtype: str) -> str | 
     found = next((b for b in BACKENDS if b.name == name and phase in b.phases), None)
     if found is None:
         if device == "cpu":
-            return f"{name!r} needs a CUDA device; on the CPU choose one of {', '.join(names(phase))}"
+            return (
+                f"{name!r} needs a CUDA device; on the CPU choose one of {', '.join(names(phase))}"
+            )
         return None
     if device not in found.devices:
         return f"{name!r} runs on {' and '.join(found.devices)}, not on {device}"

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 """The text on which the small tokenizer is trained: prose, Chinese, code, JSON and numbers."""
 
 CORPUS = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 FP8_MAX = 448.0
 """Largest finite e4m3 value."""
+
+_LINEAR = re.compile(
+    r"\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj"
+    r"|wq_b|wk|gate_proj|up_proj|down_proj)\.weight$"
+)
 
 
 def quantize_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,9 +87,7 @@ def is_quantized(spec: CheckpointSpec, name: str) -> bool:
         released checkpoint keeps in BF16 (router, ``weights_proj``, ``eh_proj``, norms) and less
         ``spec.fp8_exclude``.
     """
-    if not spec.fp8 or not name.endswith("_proj.weight") and ".indexer.w" not in name:
-        return False
-    if name.endswith((".eh_proj.weight", ".weights_proj.weight")):
+    if not spec.fp8 or not _LINEAR.search(name):
         return False
     parts = {
         "attention": ".self_attn." in name and ".indexer." not in name,

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from sglang_glm.checkpoint.tensors import TensorSpec
 
 
-def _stream(seed: int, name: str, count: int) -> np.ndarray:
-    # numpy promises the raw output of a bit generator across versions, but not
-    # that of its distributions; torch promises neither. [count], uint64
+_CHUNK = 2**24
+"""Numbers drawn at a time: a tensor of any size costs its BF16 bytes and a few hundred MB."""
+
+
+def _generator(seed: int, name: str) -> np.random.PCG64:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return np.random.PCG64(int.from_bytes(digest[:16], "little")).random_raw(count)
+    return np.random.PCG64(int.from_bytes(digest[:16], "little"))
 
 
 def _bell(raw: np.ndarray) -> np.ndarray:
@@ -34,6 +36,29 @@ def _uniform(raw: np.ndarray) -> np.ndarray:
     return (raw >> np.uint64(40)).astype(np.float64) / 2**23 - 1.0  # [-1, 1)
 
 
+def _source_name(spec: CheckpointSpec, name: str) -> str:
+    # The MTP layer's embedding and head are copies of the target's.
+    nextn = f"model.layers.{spec.num_hidden_layers}."
+    return {
+        f"{nextn}embed_tokens.weight": "model.embed_tokens.weight",
+        f"{nextn}shared_head.head.weight": "lm_head.weight",
+    }.get(name, name)
+
+
+def _values(tensor: TensorSpec, raw: np.ndarray, start: int) -> np.ndarray:
+    # Elements `start` onwards of the flattened tensor.
+    if tensor.kind == "norm":
+        return 1.0 + tensor.gain * _uniform(raw)
+    if tensor.kind != "linear":
+        return tensor.gain * _bell(raw)
+    values = _bell(raw) / np.sqrt(tensor.shape[-1])
+    tail_rows, tail_gain = tensor.tail or (0, 1.0)
+    body = (tensor.shape[0] - tail_rows) * tensor.shape[-1] - start
+    values[: max(body, 0)] *= tensor.gain
+    values[max(body, 0) :] *= tail_gain
+    return values
+
+
 def draw_tensor(spec: CheckpointSpec, tensor: TensorSpec) -> torch.Tensor:
     """Draw one tensor from the checkpoint's seed and the tensor's name.
 
@@ -45,21 +70,14 @@ def draw_tensor(spec: CheckpointSpec, tensor: TensorSpec) -> torch.Tensor:
     Returns:
         ``tensor.shape``, BF16; FP32 for the router's correction bias, as in released checkpoints.
     """
-    nextn = f"model.layers.{spec.num_hidden_layers}."
-    source = {
-        f"{nextn}embed_tokens.weight": "model.embed_tokens.weight",
-        f"{nextn}shared_head.head.weight": "lm_head.weight",
-    }.get(tensor.name, tensor.name)
-    raw = _stream(spec.seed, source, int(np.prod(tensor.shape)))
-    if tensor.kind == "norm":
-        values = 1.0 + tensor.gain * _uniform(raw)
-    elif tensor.kind == "linear":
-        values = _bell(raw).reshape(tensor.shape) / np.sqrt(tensor.shape[-1])
-        tail_rows, tail_gain = tensor.tail or (0, 1.0)
-        body_rows = tensor.shape[0] - tail_rows
-        values[:body_rows] *= tensor.gain
-        values[body_rows:] *= tail_gain
-    else:
-        values = tensor.gain * _bell(raw)
-    drawn = torch.from_numpy(values.astype(np.float32)).view(tensor.shape)
-    return drawn if tensor.kind == "router_bias" else drawn.to(torch.bfloat16)
+    # numpy promises the raw output of a bit generator across versions, but not
+    # that of its distributions; torch promises neither.
+    generator = _generator(spec.seed, _source_name(spec, tensor.name))
+    dtype = torch.float32 if tensor.kind == "router_bias" else torch.bfloat16
+    drawn = torch.empty(tensor.shape, dtype=dtype)
+    flat = drawn.view(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        count = min(_CHUNK, flat.numel() - start)
+        values = _values(tensor, generator.random_raw(count), start)
+        flat[start : start + count] = torch.from_numpy(values.astype(np.float32))
+    return drawn

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 IndexerType = Literal["full", "shared"]
 
@@ -26,6 +29,10 @@ class CheckpointSpec:
         num_nextn_predict_layers: MTP layers, written after the decoder layers; 0 or 1.
         nextn_embed_tokens: Also write ``embed_tokens`` under the MTP layer (a copy).
         nextn_shared_head: Also write ``shared_head.head`` under the MTP layer (a copy).
+        mtp_perfect: ``hidden`` or ``attention`` construct an MTP layer that must predict exactly
+            what the target does; see ``perfect_mtp``.
+        script: What the target says after ``<think>``, and what it says there after a tool's
+            response (by default the same). See ``script``.
         fp8: Store linear weights as e4m3 with one FP32 scale per 128 x 128 block.
         fp8_exclude: Parts kept in BF16 although ``fp8`` is set; see ``FP8_EXCLUDABLE``.
         rms_norm_eps: Of every RMSNorm, the two latent norms included.
@@ -60,6 +67,8 @@ class CheckpointSpec:
     num_nextn_predict_layers: int = 0
     nextn_embed_tokens: bool = False
     nextn_shared_head: bool = False
+    mtp_perfect: Literal["no", "hidden", "attention"] = "no"
+    script: tuple[str, ...] = ()
     fp8: bool = False
     fp8_exclude: tuple[str, ...] = ()
     max_position_embeddings: int = 32768
@@ -74,6 +83,11 @@ class CheckpointSpec:
     def qk_head_dim(self) -> int:
         """Width of one query or key head before absorption."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def is_constructed(self) -> bool:
+        """Whether the target is built rather than drawn."""
+        return self.mtp_perfect != "no" or bool(self.script)
 
     @property
     def layer_indexer_types(self) -> tuple[IndexerType, ...]:
@@ -179,3 +193,33 @@ def validate(spec: CheckpointSpec) -> None:
     if spec.num_nextn_predict_layers == 0:
         require(not spec.nextn_embed_tokens, "nextn_embed_tokens", "False without an MTP layer")
         require(not spec.nextn_shared_head, "nextn_shared_head", "False without an MTP layer")
+    require(
+        spec.mtp_perfect in ("no", "hidden", "attention"),
+        "mtp_perfect",
+        "'no', 'hidden' or 'attention'",
+    )
+    require(len(spec.script) <= 2, "script", "at most two texts")
+    if spec.mtp_perfect != "no":
+        require(
+            spec.num_nextn_predict_layers == 1,
+            "num_nextn_predict_layers",
+            "1 for a constructed MTP layer",
+        )
+    if spec.is_constructed:
+        _validate_constructed(spec, require)
+
+
+def _validate_constructed(spec: CheckpointSpec, require: Callable[[bool, str, str], None]) -> None:
+    reason = "for a constructed model"
+    require(not spec.fp8, "fp8", f"False {reason}: its weights do not survive 3 mantissa bits")
+    for field, minimum in (
+        ("hidden_size", 208),
+        ("vocab_size", 64),
+        ("num_attention_heads", 2),
+        ("v_head_dim", 64),
+        ("kv_lora_rank", 64),
+        ("qk_rope_head_dim", 32),
+        # Four positions cover the two that the target reads and both neighbours.
+        ("index_topk", 4),
+    ):
+        require(getattr(spec, field) >= minimum, field, f"at least {minimum} {reason}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sglang_glm.checkpoint.spec import CheckpointSpec
     from sglang_glm.config import GlmDsaConfig
 

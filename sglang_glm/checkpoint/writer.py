@@ -9,16 +9,20 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
 
+from sglang_glm.checkpoint.constructed import build_constructed
 from sglang_glm.checkpoint.fp8 import is_quantized, quantize_blocks
 from sglang_glm.checkpoint.hf_config import build_config, build_generation_config
 from sglang_glm.checkpoint.random_weights import draw_tensor
-from sglang_glm.checkpoint.spec import CheckpointSpec
 from sglang_glm.checkpoint.tensors import TensorSpec, iter_tensors
 from sglang_glm.checkpoint.tokenizer import save_tokenizer, special_ids, train_tokenizer
+
+if TYPE_CHECKING:
+    from sglang_glm.checkpoint.spec import CheckpointSpec
 
 MANIFEST = "sglang_glm_checkpoint.json"
 """Marks a directory as written by this module; holds the spec and the weights' hash."""
@@ -64,8 +68,12 @@ def _plan_shards(spec: CheckpointSpec) -> list[list[TensorSpec]]:
     return shards
 
 
-def _stored_tensors(spec: CheckpointSpec, tensor: TensorSpec) -> Iterator[tuple[str, torch.Tensor]]:
-    drawn = draw_tensor(spec, tensor)
+def _stored_tensors(
+    spec: CheckpointSpec, tensor: TensorSpec, constructed: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    drawn = constructed.get(tensor.name)
+    if drawn is None:
+        drawn = draw_tensor(spec, tensor)
     if not is_quantized(spec, tensor.name):
         yield tensor.name, drawn
         return
@@ -74,7 +82,12 @@ def _stored_tensors(spec: CheckpointSpec, tensor: TensorSpec) -> Iterator[tuple[
     yield f"{tensor.name}_scale_inv", scale
 
 
-def _write_weights(spec: CheckpointSpec, directory: Path, progress: Progress | None) -> str:
+def _write_weights(
+    spec: CheckpointSpec,
+    constructed: dict[str, torch.Tensor],
+    directory: Path,
+    progress: Progress | None,
+) -> str:
     shards = _plan_shards(spec)
     total = sum(stored_bytes(spec, tensor) for shard in shards for tensor in shard)
     weight_map: dict[str, str] = {}
@@ -86,7 +99,7 @@ def _write_weights(spec: CheckpointSpec, directory: Path, progress: Progress | N
             name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         tensors: dict[str, torch.Tensor] = {}
         for tensor in shard:
-            for stored_name, stored in _stored_tensors(spec, tensor):
+            for stored_name, stored in _stored_tensors(spec, tensor, constructed):
                 tensors[stored_name] = stored
                 weight_map[stored_name] = name
                 digest.update(stored_name.encode())
@@ -163,7 +176,7 @@ def write_checkpoint(
 
     Raises:
         ValueError: If ``directory`` holds something else and ``force`` is not set, or the
-            vocabulary cannot hold GLM's tokens.
+            vocabulary cannot hold GLM's tokens, or a script cannot be followed.
         RuntimeError: If the disk is too small.
     """
     _refuse_foreign(directory, force)
@@ -176,6 +189,7 @@ def write_checkpoint(
         return False
 
     tokenizer = train_tokenizer(spec.vocab_size)
+    constructed = build_constructed(spec, tokenizer)
     directory.parent.mkdir(parents=True, exist_ok=True)
     total = sum(stored_bytes(spec, tensor) for tensor in iter_tensors(spec))
     free = shutil.disk_usage(directory.parent).free
@@ -193,7 +207,7 @@ def write_checkpoint(
         _write_json(partial / "config.json", build_config(spec, ids))
         _write_json(partial / "generation_config.json", build_generation_config(ids))
         save_tokenizer(tokenizer, partial, spec.max_position_embeddings)
-        weights_sha256 = _write_weights(spec, partial, progress)
+        weights_sha256 = _write_weights(spec, constructed, partial, progress)
         _write_json(
             partial / MANIFEST,
             {

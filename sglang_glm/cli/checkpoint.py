@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sglang_glm.checkpoint.spec import FP8_EXCLUDABLE, CheckpointSpec
+
+if TYPE_CHECKING:
+    import argparse
 
 DESCRIPTION = """\
 Write a random checkpoint with the structure of GLM-5.x (MLA, sparse attention with full and
@@ -20,6 +23,8 @@ examples:
   sglang-glm checkpoint /tmp/glm-tiny
   sglang-glm checkpoint /tmp/glm-tiny --index-topk 8 --mtp
   sglang-glm checkpoint /tmp/glm-fp8 --fp8 --fp8-exclude shared_experts --mtp
+  sglang-glm checkpoint /tmp/glm-perfect --mtp-perfect hidden --index-topk 16
+  sglang-glm checkpoint /tmp/glm-talks --script 'Easy.</think>It is sunny in Paris.'
   sglang-glm checkpoint /tmp/glm-4 --layers 4 --indexer-types full,shared,full,shared
 """
 
@@ -86,11 +91,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="full or shared for each layer, by comma (default: by freq and offset)",
     )
 
+    script = parser.add_argument_group("scripted model")
+    script.add_argument(
+        "--script",
+        metavar="TEXT",
+        help="say TEXT in every chat: reasoning, </think>, then the answer or a tool call",
+    )
+    script.add_argument(
+        "--script-after-tool",
+        metavar="TEXT",
+        help="say this instead where the last message is a tool's response",
+    )
+
     mtp = parser.add_argument_group("MTP layer")
     mtp.add_argument("--mtp", action="store_true", help="write one NextN layer")
     mtp.add_argument("--mtp-embed-tokens", action="store_true", help="repeat embed_tokens under it")
     mtp.add_argument(
         "--mtp-shared-head", action="store_true", help="repeat the output head under it"
+    )
+    mtp.add_argument(
+        "--mtp-perfect",
+        choices=("hidden", "attention"),
+        default="no",
+        help="construct target and MTP layer such that every draft token must be accepted; "
+        "'attention' also needs the draft's own cache to be right (not with index sharing)",
     )
 
     fp8 = parser.add_argument_group("FP8")
@@ -123,12 +147,22 @@ def spec_from_arguments(arguments: argparse.Namespace) -> CheckpointSpec:
     return CheckpointSpec(
         **values,
         indexer_types=arguments.indexer_types,
-        num_nextn_predict_layers=int(arguments.mtp),
+        num_nextn_predict_layers=int(arguments.mtp or arguments.mtp_perfect != "no"),
+        mtp_perfect=arguments.mtp_perfect,
+        script=_script(arguments),
         nextn_embed_tokens=arguments.mtp_embed_tokens,
         nextn_shared_head=arguments.mtp_shared_head,
         fp8=arguments.fp8,
         fp8_exclude=tuple(sorted(set(arguments.fp8_exclude))),
     )
+
+
+def _script(arguments: argparse.Namespace) -> tuple[str, ...]:
+    if arguments.script_after_tool is None:
+        return () if arguments.script is None else (arguments.script,)
+    if arguments.script is None:
+        raise ValueError("checkpoint: --script-after-tool needs --script as well")
+    return (arguments.script, arguments.script_after_tool)
 
 
 class _ProgressLine:

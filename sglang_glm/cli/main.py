@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 COMMANDS: dict[str, str] = {
     "checkpoint": "write a small random checkpoint to serve and test with",
+    "plan": "memory, traffic, time and launch flags of a model on given GPUs",
 }
 """Subcommand to its line of help. Its module, ``sglang_glm.cli.<name>``, has
 ``configure(parser)``, which may set ``parser.description`` and adds arguments, and

@@ -18,4 +18,7 @@ def add_dsa_choices(result: Any, parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         if action.dest in _FLAGS:
             ours = registry.names(_FLAGS[action.dest])
-            action.choices = [*(action.choices or ()), *(name for name in ours if name not in (action.choices or ()))]
+            action.choices = [
+                *(action.choices or ()),
+                *(name for name in ours if name not in (action.choices or ())),
+            ]

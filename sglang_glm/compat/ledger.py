@@ -9,7 +9,9 @@ from sglang_glm.compat.seams import Scope, Seam
 _HOST = "sglang_glm.compat.host"
 
 
-def _resolution_hook(step: str, implementation: str, *, scope: Scope, why: str, remove_when: str) -> Seam:
+def _resolution_hook(
+    step: str, implementation: str, *, scope: Scope, why: str, remove_when: str
+) -> Seam:
     return Seam(
         target=step,
         kind="resolution_hook",

@@ -17,7 +17,11 @@ def check_resolution_hook(step: str, implementation: str) -> str | None:
     """None when `step` of the argument resolution runs our wrapper, given as `module:attribute`."""
     from sglang.srt.arg_groups.resolution_hooks import _HOOKS
 
-    return None if pkgutil.resolve_name(implementation) in _HOOKS.get(step, ()) else "our wrapper is not registered"
+    return (
+        None
+        if pkgutil.resolve_name(implementation) in _HOOKS.get(step, ())
+        else "our wrapper is not registered"
+    )
 
 
 def check_oot_forward(op: type, implementation: object) -> str | None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
-
 from transformers import PretrainedConfig
 
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig

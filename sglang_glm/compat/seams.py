@@ -5,7 +5,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["registry", "platform", "resolution_hook", "oot_forward", "after", "before", "around", "replace", "setting"]
+Kind = Literal[
+    "registry",
+    "platform",
+    "resolution_hook",
+    "oot_forward",
+    "after",
+    "before",
+    "around",
+    "replace",
+    "setting",
+]
 Scope = Literal["everywhere", "host", "cuda"]
 
 #: Ways to enter SGLang, gentlest first. A row below "platform" says why a gentler way does not do.

@@ -1,0 +1,1 @@
+"""CPU forwards of the indexer and the experts."""

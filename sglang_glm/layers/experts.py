@@ -56,4 +56,3 @@ def experts_forward(
         down = F.linear(F.silu(gate) * up, layer.w2_weight[expert_id])
         out.index_add_(0, rows, down.float() * topk_weights[rows, choice[chosen], None].float())
     return StandardCombineInput(hidden_states=out.to(hidden_states.dtype))
-

@@ -70,14 +70,18 @@ def indexer_forward(
         else:
             selected[request.rows] = reused
     if any(request.cache_seqlen > self.index_topk for request in unshared):
-        query, weights = _index_query(self, x, q_lora, positions, quantized=cache.keys(layer_id).dtype == torch.uint8)
+        query, weights = _index_query(
+            self, x, q_lora, positions, quantized=cache.keys(layer_id).dtype == torch.uint8
+        )
     for request in unshared:
         if request.cache_seqlen <= self.index_topk:
             selected[request.rows] = _select_all(request, self.index_topk)
             continue
         keys = cache.load(layer_id, request.slots)
         ends = request.row_lengths()
-        logits = mqa_logits(query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends)
+        logits = mqa_logits(
+            query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends
+        )
         selected[request.rows] = topk_indices(logits, self.index_topk)
     return maybe_capture_indexer_topk(layer_id, selected)
 
@@ -101,7 +105,12 @@ def _index_key(self: Indexer, x: torch.Tensor, positions: torch.Tensor) -> torch
 
 
 def _index_query(
-    self: Indexer, x: torch.Tensor, q_lora: torch.Tensor, positions: torch.Tensor, *, quantized: bool
+    self: Indexer,
+    x: torch.Tensor,
+    q_lora: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    quantized: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Index queries and head weights.
 
@@ -112,7 +121,9 @@ def _index_query(
     query = self.wq_b(q_lora)[0].view(-1, self.n_heads, self.head_dim)
     query = _rotate(self, query, positions)
     # The projection is stored in BF16; its product is formed in FP32, as the gate's is.
-    weights = F.linear(x.float(), self.weights_proj.weight.float()) * (self.n_heads**-0.5 * self.softmax_scale)
+    weights = F.linear(x.float(), self.weights_proj.weight.float()) * (
+        self.n_heads**-0.5 * self.softmax_scale
+    )
     if not quantized:
         return query.float(), weights
     codes, scale = quantize_index_k(query.reshape(-1, self.head_dim))

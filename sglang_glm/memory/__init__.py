@@ -1,0 +1,1 @@
+"""The paged cache of latents and index keys."""

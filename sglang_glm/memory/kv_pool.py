@@ -87,7 +87,9 @@ class GlmIndexKeyCache(IndexKeyCache):
         """
         cache = self.keys(layer_id)
         if cache.shape[0] == 0:
-            raise RuntimeError(f"index keys of layer {layer_id}: a shared layer has no index cache to write to")
+            raise RuntimeError(
+                f"index keys of layer {layer_id}: a shared layer has no index cache to write to"
+            )
         if cache.dtype == torch.uint8:
             store_index_k(cache, slots, k)
         else:
@@ -133,7 +135,9 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
 
     def __init__(self, size: int, page_size: int, *args: Any, **kwargs: Any) -> None:
         if page_size != layout.PAGE_SIZE:
-            raise ValueError(f"page_size is {page_size}, expected {layout.PAGE_SIZE}: index pages hold that many keys")
+            raise ValueError(
+                f"page_size is {page_size}, expected {layout.PAGE_SIZE}: index pages hold that many keys"
+            )
         self.index_k_with_scale_buffer_dtype = index_key_storage(kwargs["dtype"])
         super().__init__(size, page_size, *args, **kwargs)
 

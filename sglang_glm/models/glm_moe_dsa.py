@@ -40,7 +40,10 @@ class GlmModelMixin:
     facts: GlmDsaConfig
 
     def __init__(
-        self, config: PretrainedConfig, quant_config: QuantizationConfig | None = None, prefix: str = ""
+        self,
+        config: PretrainedConfig,
+        quant_config: QuantizationConfig | None = None,
+        prefix: str = "",
     ) -> None:
         facts = read_config(config)
         if runs_on_cpu():

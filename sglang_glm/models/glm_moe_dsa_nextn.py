@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +10,8 @@ from sglang.srt.models import glm4_moe
 from sglang_glm.models.glm_moe_dsa import GlmModelMixin, runs_on_cpu
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sglang.srt.layers.quantization.base_config import QuantizationConfig
     from transformers import PretrainedConfig
 

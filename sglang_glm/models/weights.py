@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
 from sglang_glm.checkpoint.fp8 import dequantize_blocks
 from sglang_glm.checkpoint.tensors import model_tensors
-from sglang_glm.config import GlmDsaConfig
+
+if TYPE_CHECKING:
+    from sglang_glm.config import GlmDsaConfig
 
 Tensors = Iterable[tuple[str, torch.Tensor]]
 
@@ -25,9 +28,18 @@ _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 #: Why a tensor that is none of a GLM checkpoint's cannot be served, by what its name holds.
 _REFUSALS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\.(qweight|qzeros|scales|g_idx)$"), "AWQ and GPTQ weights are not served; use a BF16 or FP8 checkpoint"),
-    (re.compile(r"\.weight_(packed|shape|zero_point)$"), "4-bit packed weights are not served; use a BF16 or FP8 checkpoint"),
-    (re.compile(r"(^|\.)rot\.weight$"), "an MTP layer with a rotation of its own is not served; remove --speculative-algorithm"),
+    (
+        re.compile(r"\.(qweight|qzeros|scales|g_idx)$"),
+        "AWQ and GPTQ weights are not served; use a BF16 or FP8 checkpoint",
+    ),
+    (
+        re.compile(r"\.weight_(packed|shape|zero_point)$"),
+        "4-bit packed weights are not served; use a BF16 or FP8 checkpoint",
+    ),
+    (
+        re.compile(r"(^|\.)rot\.weight$"),
+        "an MTP layer with a rotation of its own is not served; remove --speculative-algorithm",
+    ),
 )
 
 
@@ -61,7 +73,11 @@ class CheckpointStream:
         self, config: GlmDsaConfig, *, is_nextn: bool, dequantize_to: torch.dtype | None = None
     ) -> None:
         self._required = required_tensors(config, is_nextn=is_nextn)
-        self._known = self._required | required_tensors(config, is_nextn=not is_nextn) | optional_tensors(config)
+        self._known = (
+            self._required
+            | required_tensors(config, is_nextn=not is_nextn)
+            | optional_tensors(config)
+        )
         self._dequantize_to = dequantize_to
         self._missing = set(self._required)
         self._waiting: dict[str, dict[str, torch.Tensor]] = {}
@@ -91,11 +107,16 @@ class CheckpointStream:
             pair["weight" if name == weight_name else "scale"] = tensor
             if len(pair) == 2:
                 del self._waiting[weight_name]
-                yield weight_name, dequantize_blocks(pair["weight"], pair["scale"]).to(self._dequantize_to)
+                yield (
+                    weight_name,
+                    dequantize_blocks(pair["weight"], pair["scale"]).to(self._dequantize_to),
+                )
         if self._waiting:
             name, pair = next(iter(self._waiting.items()))
             lacking = "scale (weight_scale_inv)" if "weight" in pair else "weight"
-            raise ValueError(f"checkpoint tensor {name} has no {lacking}; the file is damaged or cut short")
+            raise ValueError(
+                f"checkpoint tensor {name} has no {lacking}; the file is damaged or cut short"
+            )
 
     def check_complete(self) -> None:
         """Refuse a checkpoint that lacked a tensor.
@@ -136,5 +157,6 @@ class CheckpointStream:
         self._missing -= {
             known
             for known in self._missing
-            if known.startswith(f"{prefix}.") and known.endswith(tuple(f".{part}_proj.weight" for part in parts))
+            if known.startswith(f"{prefix}.")
+            and known.endswith(tuple(f".{part}_proj.weight" for part in parts))
         }

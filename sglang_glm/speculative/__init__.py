@@ -1,0 +1,1 @@
+"""Drafting with the MTP layer."""

@@ -70,3 +70,17 @@ def rounding_cache(num_layers: int, formats: CacheFormats) -> Cache:
         The cache.
     """
     return Cache(layers=[RoundingLayer(formats) for _ in range(num_layers)])
+
+
+def truncate_cache(cache: Cache, length: int) -> None:
+    """Forget all positions from ``length`` on.
+
+    Args:
+        cache: From :func:`rounding_cache`.
+        length: Positions to keep.
+    """
+    for layer in cache.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = layer.keys[:, :, :length], layer.values[:, :, :length]
+        if layer.is_indexer_initialized:
+            layer.indexer_keys = layer.indexer_keys[:, :length]

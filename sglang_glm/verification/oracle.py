@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as hf
 
 from sglang_glm.verification.formats import CacheFormats, round_index
-from sglang_glm.verification.hf_cache import rounding_cache
+from sglang_glm.verification.hf_cache import rounding_cache, truncate_cache
 from sglang_glm.verification.hf_weights import read_weights, split_nextn, stack_experts
 from sglang_glm.verification.near_tie import (
     NEAR_TIE_BOUND,
@@ -22,6 +20,10 @@ from sglang_glm.verification.near_tie import (
     head_scores,
     select_positions,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 _MAX_TERMS = 2**26
 """Bound on rows * index heads * keys of one forward, which holds several such FP32 tensors."""
@@ -157,8 +159,6 @@ class Oracle:
         with torch.device("meta"):
             model = GlmMoeDsaForCausalLM(self.config)
         model.to_empty(device=device)
-        # Non-persistent buffers are not in the checkpoint.
-        model.model.rotary_emb = hf.GlmMoeDsaRotaryEmbedding(self.config).to(device)
         model.load_state_dict(weights)
         # transformers' own exception to a BF16 load
         keep_fp32 = {
@@ -167,7 +167,8 @@ class Oracle:
             if name.endswith("e_score_correction_bias")
         }
         model.to(dtype).load_state_dict(keep_fp32, strict=False, assign=True)
-        model.model.rotary_emb.float()
+        # Not in the checkpoint, and FP32 whatever the model's dtype.
+        model.model.rotary_emb = hf.GlmMoeDsaRotaryEmbedding(self.config).to(device)
         set_latent_norm_eps(
             model, self.config.rms_norm_eps if latent_norm_eps is None else latent_norm_eps
         )
@@ -332,27 +333,59 @@ class OracleSession:
         selection = select_positions(terms, indexer.index_topk, self.length)
         self._selections[indexer.layer_idx].append(selection)
 
+    def truncate(self, length: int) -> None:
+        """Forget all tokens from ``length`` on, as a server drops rejected drafts.
+
+        Args:
+            length: Tokens to keep.
+
+        Raises:
+            ValueError: If the sequence is shorter.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(
+                f"OracleSession.truncate: length is {length}, expected within [0, {self.length}]"
+            )
+        truncate_cache(self.cache, length)
+        self.length = length
+        self._token_ids = [torch.cat(self._token_ids)[:length]]
+        self._logprobs = [torch.cat(self._logprobs)[:length]]
+        self._final = [torch.cat(self._final)[:length]]
+        if self._hidden:
+            self._hidden = [torch.cat(self._hidden, 1)[:, :length]]
+        for layer, selections in self._selections.items():
+            whole = _join_selections(selections)
+            self._selections[layer] = [
+                Selection(
+                    positions=whole.positions[:length], relative_gap=whole.relative_gap[:length]
+                )
+            ]
+
     def result(self) -> OracleRun:
         """Gather everything computed so far.
 
         Returns:
             The run over all tokens.
         """
-        gaps = [
-            torch.cat([selection.relative_gap for selection in selections])
-            for selections in self._selections.values()
-        ]
+        selections = {layer: _join_selections(parts) for layer, parts in self._selections.items()}
+        gaps = [selection.relative_gap for selection in selections.values()]
         return OracleRun(
             token_ids=torch.cat(self._token_ids).cpu(),
             logprobs=torch.cat(self._logprobs).cpu(),
             hidden_states=torch.cat(self._hidden, 1).cpu() if self._hidden else torch.empty(0),
             final_hidden=torch.cat(self._final).cpu(),
             selections={
-                layer: torch.cat([selection.positions for selection in selections]).cpu()
-                for layer, selections in self._selections.items()
+                layer: selection.positions.cpu() for layer, selection in selections.items()
             },
             relative_gap=torch.stack(gaps).amin(0).cpu(),
         )
+
+
+def _join_selections(parts: Sequence[Selection]) -> Selection:
+    return Selection(
+        positions=torch.cat([part.positions for part in parts]),
+        relative_gap=torch.cat([part.relative_gap for part in parts]),
+    )
 
 
 def index_terms(

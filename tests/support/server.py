@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import os
 import signal
@@ -10,10 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 READY_TIMEOUT_S = 240
 
@@ -34,30 +39,43 @@ class Server:
         self.spec = spec
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._log = tempfile.NamedTemporaryFile("w+", prefix="sglang-", suffix=".log", delete=False)
-        command = [sys.executable, "-m", "sglang.launch_server", "--model", spec.model, "--port", str(self.port)]
+        log_fd, self._log_path = tempfile.mkstemp(prefix="sglang-", suffix=".log")
+        command = [
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            "--model",
+            spec.model,
+            "--port",
+            str(self.port),
+        ]
         started = time.monotonic()
         self.process = subprocess.Popen(
             [*command, *spec.args],
-            env={**os.environ, **dict(spec.env)},
-            stdout=self._log,
+            # Two threads on two cores stall each other as soon as anything else runs beside them.
+            env={"OMP_NUM_THREADS": "1", **os.environ, **dict(spec.env)},
+            stdout=log_fd,
             stderr=subprocess.STDOUT,
             # A session of its own, so that stopping it ends every process that it started.
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
+        os.close(log_fd)
         self._wait_ready()
         self.ready_after_s = time.monotonic() - started
 
     @property
     def log(self) -> str:
         """Everything that it has printed."""
-        return Path(self._log.name).read_text(errors="replace")
+        return Path(self._log_path).read_text(errors="replace")
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.tail()}")
+                raise RuntimeError(
+                    f"the server ended with {self.process.returncode}:\n{self.tail()}"
+                )
             try:
                 if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
                     return
@@ -76,21 +94,19 @@ class Server:
         """End it and every process that it started."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def post(self, path: str, **body: object) -> requests.Response:
         """POST `body` as JSON."""
         return requests.post(f"{self.url}{path}", json=body, timeout=300)
 
-    def generate(self, input_ids: list[int] | list[list[int]], **sampling: object) -> dict | list[dict]:
+    def generate(
+        self, input_ids: list[int] | list[list[int]], **sampling: object
+    ) -> dict | list[dict]:
         """Greedy generation from token ids with log-probabilities of prompt and output."""
         params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, **sampling}
         response = self.post(
@@ -113,9 +129,33 @@ class Server:
             time.sleep(0.25)
         raise RuntimeError(f"/flush_cache answered {response.status_code}: {response.text}")
 
-    def internal_state(self) -> dict:
-        """SGLang's own view of its scheduler."""
-        return requests.get(f"{self.url}/get_server_info", timeout=30).json()["internal_states"][0]
+    def load(self) -> dict:
+        """What the scheduler holds: running and waiting requests, cache tokens in use."""
+        response = requests.get(f"{self.url}/v1/loads", timeout=30)
+        response.raise_for_status()
+        return response.json()["loads"][0]
+
+    def wait_idle(self, timeout_s: float = 60) -> None:
+        """Wait until no request is left and every page that is not cached is free again.
+
+        SGLang checks its own books whenever it is idle, and ends with a memory leak report when a
+        page is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            load = self.load()
+            if not (
+                load["num_running_reqs"] or load["num_waiting_reqs"] or load["num_used_tokens"]
+            ):
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"still held after {timeout_s} s: {load}\n{self.tail()}")
+
+
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process when the test run dies without stopping it."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL("libc.so.6").prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _free_port() -> int:

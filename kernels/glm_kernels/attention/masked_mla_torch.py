@@ -43,6 +43,8 @@ def masked_mla_torch(
 def _selected(topk_positions: torch.Tensor, context: int) -> torch.Tensor:
     """``[num_rows, context]`` bool: which positions a row selected."""
     # One column more than the context takes the padding entries.
-    mask = torch.zeros(topk_positions.shape[0], context + 1, dtype=torch.bool, device=topk_positions.device)
+    mask = torch.zeros(
+        topk_positions.shape[0], context + 1, dtype=torch.bool, device=topk_positions.device
+    )
     target = topk_positions.masked_fill(topk_positions < 0, context).long()
     return mask.scatter_(1, target, True)[:, :context]

@@ -74,9 +74,7 @@ def store_index_k(pages: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tens
     page_scales[page, row] = codes_scale[1]
 
 
-def load_index_k_fp8(
-    pages: torch.Tensor, slots: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def load_index_k_fp8(pages: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gather index keys as stored.
 
     Args:

@@ -60,7 +60,9 @@ def unpack_mla_rows(rows: torch.Tensor, dtype: torch.dtype = torch.float32) -> t
     Raises:
         ValueError: on a shape or dtype mismatch.
     """
-    Dims("unpack_mla_rows").check("rows", rows, ("num_tokens", layout.MLA_ROW_BYTES), (torch.uint8,))
+    Dims("unpack_mla_rows").check(
+        "rows", rows, ("num_tokens", layout.MLA_ROW_BYTES), (torch.uint8,)
+    )
     # One copy makes every field aligned for its dtype, whatever the caller sliced.
     codes = rows[:, : layout.MLA_SCALE_OFFSET].contiguous().view(torch.float8_e4m3fn)
     scale = rows[:, layout.MLA_SCALE_OFFSET : layout.MLA_ROPE_OFFSET].contiguous()

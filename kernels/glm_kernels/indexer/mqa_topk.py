@@ -41,7 +41,9 @@ def mqa_topk(
     Raises:
         ValueError: as ``mqa_logits`` and ``topk_indices``.
     """
-    require("mqa_topk", q.dim() == 3, f"q is {list(q.shape)}, expected [num_tokens, num_heads, 128]")
+    require(
+        "mqa_topk", q.dim() == 3, f"q is {list(q.shape)}, expected [num_tokens, num_heads, 128]"
+    )
     step = max(1, logits_bytes // (4 * max(k.shape[0], 1)))
     out = torch.empty(q.shape[0], topk, dtype=torch.int32, device=q.device)
     for start in range(0, q.shape[0], step):

@@ -27,7 +27,9 @@ def paged_mqa_logits_ref(
         ``[batch_size * next_n, max_context]``, ``-inf`` from each row's length on.
     """
     batch_size, next_n = q.shape[:2]
-    out = torch.full((batch_size * next_n, max_context), float("-inf"), dtype=dtype, device=q.device)
+    out = torch.full(
+        (batch_size * next_n, max_context), float("-inf"), dtype=dtype, device=q.device
+    )
     for request in range(batch_size):
         for row in range(next_n):
             length = int(cache_seqlens[request]) - next_n + row + 1

@@ -22,7 +22,9 @@ def paged_mqa_logits_torch(
         if length <= 0:
             continue
         position = torch.arange(length, device=q.device)
-        slots = block_table[request, position // PAGE_SIZE].long() * PAGE_SIZE + position % PAGE_SIZE
+        slots = (
+            block_table[request, position // PAGE_SIZE].long() * PAGE_SIZE + position % PAGE_SIZE
+        )
         if index_cache.dtype == torch.uint8:
             keys = load_index_k(index_cache, slots)
         else:

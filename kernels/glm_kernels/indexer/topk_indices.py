@@ -40,7 +40,9 @@ def positions_to_slots(
     if row_to_batch is None:
         even = num_tokens % batch_size == 0 if batch_size else num_tokens == 0
         require(
-            op, even, f"{num_tokens} rows do not divide over {batch_size} requests; pass row_to_batch"
+            op,
+            even,
+            f"{num_tokens} rows do not divide over {batch_size} requests; pass row_to_batch",
         )
         per_request = num_tokens // batch_size if batch_size else 1
         row_to_batch = torch.arange(num_tokens, device=topk_positions.device) // max(per_request, 1)

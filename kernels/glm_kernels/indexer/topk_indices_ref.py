@@ -26,7 +26,9 @@ def topk_indices_ref(
         start = 0 if cu_seqlen_ks is None else int(cu_seqlen_ks[row])
         end = width if cu_seqlen_ke is None else int(cu_seqlen_ke[row])
         values = logits[row].tolist()
-        window = [(position, values[position]) for position in range(max(start, 0), min(end, width))]
+        window = [
+            (position, values[position]) for position in range(max(start, 0), min(end, width))
+        ]
         # Both NaN and -inf fail this comparison.
         window = [(position, score) for position, score in window if score > float("-inf")]
         window.sort(key=lambda item: -item[1])  # stable: equal scores keep position order

@@ -112,7 +112,11 @@ def sparse_mla_inputs(
     rng = generator(seed, device)
     q = torch.randn(shape.num_tokens, shape.num_heads, MLA_DIM, generator=rng, device=device)
     cache = torch.empty(
-        shape.num_slots, 1, 656 if packed else MLA_DIM, dtype=torch.uint8 if packed else dtype, device=device
+        shape.num_slots,
+        1,
+        656 if packed else MLA_DIM,
+        dtype=torch.uint8 if packed else dtype,
+        device=device,
     )
     for first in range(0, shape.num_slots, 1 << 17):
         count = min(1 << 17, shape.num_slots - first)

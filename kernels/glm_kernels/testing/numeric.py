@@ -112,4 +112,6 @@ def assert_lse(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     got, want = got.masked_fill(infinite, 0), want.masked_fill(infinite, 0)
     error = (got - want).abs()
     bad = ~((error <= 1e-5) | (error <= 8.01 / 65536 * want.abs()))
-    assert not bad.any(), f"{what}: lse off by {float(error[bad].max()):.3e} at {bad.nonzero()[0].tolist()}"
+    assert not bad.any(), (
+        f"{what}: lse off by {float(error[bad].max()):.3e} at {bad.nonzero()[0].tolist()}"
+    )

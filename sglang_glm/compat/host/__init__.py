@@ -1,0 +1,1 @@
+"""Replacements on the CPU, one file an upstream module."""

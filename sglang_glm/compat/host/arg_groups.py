@@ -10,7 +10,12 @@ from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of
 from sglang_glm.attention import registry
 
 #: KV dtypes that the CPU pool stores, by SGLang's names for them.
-KV_CACHE_DTYPES = {"auto": None, "bf16": "bfloat16", "bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn"}
+KV_CACHE_DTYPES = {
+    "auto": None,
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp8_e4m3": "float8_e4m3fn",
+}
 
 _STOCK_TOPK = "sgl-kernel"
 
@@ -57,7 +62,9 @@ def dsa_split_backend_resolution(view: Any) -> dict[str, str]:
     Raises:
         ValueError: a flag names a backend that cannot run on the CPU; says which can.
     """
-    kv_dtype = KV_CACHE_DTYPES[view.kv_cache_dtype] or str(model_config_of(view).dtype).removeprefix("torch.")
+    kv_dtype = KV_CACHE_DTYPES[view.kv_cache_dtype] or str(
+        model_config_of(view).dtype
+    ).removeprefix("torch.")
     declared: dict[str, str] = {}
     for phase in ("prefill", "decode", "topk"):
         field = f"dsa_{phase}_backend"

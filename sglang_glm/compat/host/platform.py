@@ -12,12 +12,14 @@ from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRT
 #: What a user of this platform should not have to know; each is only a default.
 #: - compiling the first forward costs 20 s and gains nothing at these sizes;
 #: - CUDA crash dumps and py-spy dumps delay a failing process's exit by many seconds;
+#: - threads that spin at a barrier take the core that the thread they wait for needs;
 #: - cos/sin in the model's dtype loses positions beyond a few thousand in BF16.
 _ENVIRONMENT_DEFAULTS = {
     "TORCHDYNAMO_DISABLE": "1",
     "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     "SGLANG_ROPE_CACHE_FP32": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 
@@ -50,6 +52,8 @@ class HostSRTPlatform(SRTPlatform):
             server_args.mem_fraction_static = _MEM_FRACTION_STATIC
         if server_args.max_running_requests is None:
             server_args.max_running_requests = _MAX_RUNNING_REQUESTS
+        # The scheduler polls in a tight loop otherwise, and takes a core while nobody asks anything.
+        server_args.sleep_on_idle = True
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes of RAM in this machine."""

@@ -20,5 +20,12 @@ def get_rope_wrapper(
     from sglang.srt.layers.rotary_embedding.factory import get_rope
 
     return get_rope(
-        head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling, dtype, partial_rotary_factor
+        head_size,
+        rotary_dim,
+        max_position,
+        base,
+        is_neox_style,
+        rope_scaling,
+        dtype,
+        partial_rotary_factor,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from sglang_glm.speculative.chain import accept_sampled
 from sglang_glm.speculative.commit import commit
+
+if TYPE_CHECKING:
+    import torch
 
 
 def tree_speculative_sampling_target_only(

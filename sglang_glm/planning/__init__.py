@@ -1,0 +1,5 @@
+"""The bill of a `glm_moe_dsa` model: parameters, memory, traffic, time. Pure functions, no torch.
+
+Every figure is a function whose name carries its unit (`_bytes`, `_us`, `_flops`, `_tokens`).
+Sizes are decimal: 1 GB is 1e9 bytes. `plan.build_plan` puts the parts together.
+"""

@@ -1,0 +1,171 @@
+"""How many experts a batch really touches, which decides the weight traffic of a decode step.
+
+Real routing is skewed, so a measured histogram is better than the uniform assumption, and a
+recorded number of experts hit is better than both.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sglang_glm.config import GlmDsaConfig
+    from sglang_glm.planning.layout import ParallelLayout
+
+
+def expected_experts_hit(probabilities: Sequence[float], num_tokens: float) -> float:
+    """Expected number of distinct experts that `num_tokens` independent tokens choose.
+
+    Args:
+        probabilities: `[num_experts]`, the probability that one token chooses each expert. They
+            sum to the number of experts a token chooses.
+        num_tokens: Tokens routed together, 0 or more.
+
+    Returns:
+        `sum(1 - (1 - p) ** num_tokens)`. Tokens of one text choose alike, so the real number is
+        lower; the sum over independent tokens is an upper estimate.
+    """
+    return sum(1.0 - (1.0 - min(1.0, p)) ** num_tokens for p in probabilities)
+
+
+class Routing(Protocol):
+    """Load of the busiest GPU of one MoE layer."""
+
+    def experts_hit_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int, num_tokens: float
+    ) -> float:
+        """Distinct local experts chosen by `num_tokens` tokens of the whole replica."""
+        ...
+
+    def token_share_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int
+    ) -> float:
+        """Share of all (token, expert) pairs that the GPU computes."""
+        ...
+
+    def describe(self) -> str:
+        """The assumption, in words for the report."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UniformRouting:
+    """Every expert is equally likely: the stated assumption when nothing was measured."""
+
+    def experts_hit_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int, num_tokens: float
+    ) -> float:
+        """See `Routing`."""
+        num_local = config.n_routed_experts // layout.ep_size
+        probability = config.num_experts_per_tok / config.n_routed_experts
+        return num_local * expected_experts_hit([probability], num_tokens)
+
+    def token_share_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int
+    ) -> float:
+        """See `Routing`."""
+        return 1.0 / layout.ep_size
+
+    def describe(self) -> str:
+        """See `Routing`."""
+        return "assumed uniform over all experts (real routing hits fewer)"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedHits:
+    """Experts hit per step, as recorded on a server: one number for every MoE layer."""
+
+    experts_hit: float
+
+    def experts_hit_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int, num_tokens: float
+    ) -> float:
+        """See `Routing`; spread evenly over the GPUs, at most the local experts."""
+        num_local = config.n_routed_experts // layout.ep_size
+        return min(num_local, self.experts_hit / layout.ep_size)
+
+    def token_share_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int
+    ) -> float:
+        """See `Routing`."""
+        return 1.0 / layout.ep_size
+
+    def describe(self) -> str:
+        """See `Routing`."""
+        return f"recorded: {self.experts_hit:g} experts hit per MoE layer and step"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHistogram:
+    """How often each expert was chosen, per layer.
+
+    Attributes:
+        counts: Layer id to `[n_routed_experts]` counts. Layers that were not recorded take the
+            mean of the recorded ones.
+    """
+
+    counts: Mapping[int, tuple[int, ...]]
+
+    @classmethod
+    def from_json(cls, path: str | Path, config: GlmDsaConfig) -> MeasuredHistogram:
+        """Read `{"layer_id": [count, …], …}`.
+
+        Raises:
+            ValueError: Naming the layer whose counts do not fit the model.
+        """
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        counts: dict[int, tuple[int, ...]] = {}
+        for key, values in raw.items():
+            valid = isinstance(values, list) and len(values) == config.n_routed_experts
+            if not valid or min(values) < 0 or sum(values) == 0:
+                raise ValueError(
+                    f"plan: expert counts of layer {key} in {path} are not "
+                    f"{config.n_routed_experts} non-negative numbers with a positive sum"
+                )
+            counts[int(key)] = tuple(values)
+        if not counts:
+            raise ValueError(f"plan: {path} holds no layers, expected layer ids with counts")
+        return cls(counts)
+
+    def _probabilities(self, config: GlmDsaConfig, layer_id: int) -> list[float]:
+        recorded = self.counts.get(layer_id)
+        rows = [recorded] if recorded is not None else list(self.counts.values())
+        sums = [0.0] * config.n_routed_experts
+        for row in rows:
+            scale = config.num_experts_per_tok / sum(row) / len(rows)
+            sums = [total + count * scale for total, count in zip(sums, row)]
+        return sums
+
+    def _ranks(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int
+    ) -> list[list[float]]:
+        probabilities = self._probabilities(config, layer_id)
+        num_local = config.n_routed_experts // layout.ep_size
+        return [
+            probabilities[rank * num_local : (rank + 1) * num_local]
+            for rank in range(layout.ep_size)
+        ]
+
+    def experts_hit_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int, num_tokens: float
+    ) -> float:
+        """See `Routing`; the GPU that reads most, experts placed in order."""
+        return max(
+            expected_experts_hit(rank, num_tokens) for rank in self._ranks(config, layout, layer_id)
+        )
+
+    def token_share_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int
+    ) -> float:
+        """See `Routing`; the GPU that computes most, experts placed in order."""
+        busiest = max(sum(rank) for rank in self._ranks(config, layout, layer_id))
+        return busiest / config.num_experts_per_tok
+
+    def describe(self) -> str:
+        """See `Routing`."""
+        return f"measured histogram of {len(self.counts)} layers, tokens taken as independent"

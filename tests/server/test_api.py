@@ -1,0 +1,199 @@
+"""What a user of the HTTP endpoints does, and what is left in the pool afterwards.
+
+test_chat / test_streaming      plain answers; the stream says what the whole answer says
+test_tool_call                  a tool call in GLM's format comes back as `tool_calls`
+test_reasoning                  thinking on and off
+test_anthropic                  /v1/messages
+test_json_schema                constrained output
+test_too_long                   400 with both numbers
+test_disconnect                 a client that leaves takes its request with it
+test_abort_mid_prefill          abort between chunks: nothing is cached of it, every page returns
+test_metrics                    tokens are counted
+"""
+
+import json
+import threading
+import time
+
+import pytest
+import requests
+
+from tests.support.parity import prompt
+from tests.support.server import Server
+
+NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _pages_return(server: Server):
+    """After each test the pool is as empty as before it."""
+    yield
+    server.wait_idle()
+    server.flush_cache()
+
+
+def chat(server: Server, text: str = "Hello", **options: object) -> requests.Response:
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    return server.post("/v1/chat/completions", **{**body, **options})
+
+
+def test_chat(server: Server) -> None:
+    answer = chat(server, **NO_THINKING).json()
+    assert answer["choices"][0]["message"]["content"]
+    assert answer["usage"]["completion_tokens"] <= 24
+    longer = chat(server, "Hello " * 40, **NO_THINKING).json()
+    assert longer["usage"]["prompt_tokens"] > answer["usage"]["prompt_tokens"]
+
+
+def test_streaming(server: Server) -> None:
+    whole = chat(server, **NO_THINKING).json()["choices"][0]["message"]["content"]
+    response = requests.post(
+        f"{server.url}/v1/chat/completions",
+        json={
+            "model": "m",
+            "messages": [{"role": "user", "content": "Hello"}],
+            "temperature": 0,
+            "max_tokens": 24,
+            "stream": True,
+            **NO_THINKING,
+        },
+        stream=True,
+        timeout=120,
+    )
+    events = [line[6:] for line in response.iter_lines() if line.startswith(b"data: ")]
+    assert events[-1] == b"[DONE]"
+    deltas = [
+        json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]
+    ]
+    assert "".join(deltas) == whole
+    assert sum(bool(delta) for delta in deltas) > 3
+
+
+def test_tool_call(server: Server) -> None:
+    call = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"
+    answer = chat(
+        server, "Weather in Paris?", tools=[WEATHER], regex=call, max_tokens=200, **NO_THINKING
+    ).json()
+    message = answer["choices"][0]["message"]
+    assert [c["function"]["name"] for c in message["tool_calls"]] == ["get_weather"]
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Paris"}
+    without = chat(server, "Weather in Paris?", **NO_THINKING).json()
+    assert answer["usage"]["prompt_tokens"] > without["usage"]["prompt_tokens"] + 20
+
+
+def test_reasoning(server: Server) -> None:
+    thinking = chat(server).json()["choices"][0]["message"]
+    assert thinking["reasoning_content"] and not thinking["content"]
+    plain = chat(server, **NO_THINKING).json()["choices"][0]["message"]
+    assert plain["content"] and not plain["reasoning_content"]
+
+
+def test_anthropic(server: Server) -> None:
+    answer = server.post(
+        "/v1/messages", model="m", max_tokens=8, messages=[{"role": "user", "content": "Hi"}]
+    ).json()
+    assert answer["type"] == "message" and answer["usage"]["output_tokens"] == 8
+
+
+def test_json_schema(server: Server) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+        "required": ["city"],
+    }
+    answer = chat(
+        server,
+        max_tokens=100,
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+        **NO_THINKING,
+    ).json()
+    assert json.loads(answer["choices"][0]["message"]["content"])["city"] in ("Paris", "Oslo")
+
+
+def test_too_long(server: Server) -> None:
+    response = server.post(
+        "/generate", input_ids=[5] * 33000, sampling_params={"max_new_tokens": 1}
+    )
+    assert response.status_code == 400
+    assert "33000" in response.text and "32768" in response.text
+    response = chat(server, max_tokens=40000)
+    assert response.status_code == 400
+    assert "32768" in response.text and "40000" in response.text
+
+
+def test_disconnect(server: Server) -> None:
+    response = requests.post(
+        f"{server.url}/generate",
+        json={
+            "input_ids": prompt(server, 200, seed=1),
+            "sampling_params": {"max_new_tokens": 5000, "ignore_eos": True},
+            "stream": True,
+        },
+        stream=True,
+        timeout=60,
+    )
+    next(response.iter_lines())
+    assert server.load()["num_running_reqs"] == 1
+    response.close()
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.15, 0.4, 0.8])
+def test_abort_mid_prefill(server: Server, wait_s: float) -> None:
+    ids = prompt(server, 4000, seed=2)
+    outcome = {}
+
+    def send() -> None:
+        outcome["answer"] = server.post(
+            "/generate",
+            rid="aborted",
+            input_ids=ids,
+            sampling_params={"max_new_tokens": 2000, "ignore_eos": True},
+        )
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    while not any(
+        server.load()[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    ):
+        time.sleep(0.02)
+    time.sleep(wait_s)
+    server.post("/abort_request", rid="aborted")
+    sender.join(60)
+    assert not sender.is_alive()
+    assert outcome["answer"].json()["meta_info"]["finish_reason"]["type"] == "abort"
+    server.wait_idle()
+    # The pool serves as before, and what was computed of the aborted prompt is right if it is used.
+    server.flush_cache()
+    cold = server.generate(ids[:300])["output_ids"]
+    assert server.generate(ids[:300])["output_ids"] == cold
+
+
+def test_metrics(server: Server) -> None:
+    def generated() -> float:
+        text = requests.get(f"{server.url}/metrics", timeout=30).text
+        lines = [
+            line for line in text.splitlines() if line.startswith("sglang:generation_tokens_total")
+        ]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    before = generated()
+    server.generate(prompt(server, 20, seed=3), max_new_tokens=7)
+    assert generated() == before + 7

@@ -1,0 +1,67 @@
+"""Sets a running server's log-probabilities against transformers'."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_glm.verification.compare import (
+    Comparison,
+    compare_logprobs,
+    merge_comparisons,
+    parse_generate,
+)
+from sglang_glm.verification.prompts import ordinary_vocab, random_prompt
+from sglang_glm.verification.reference_cache import ReferenceCache
+
+if TYPE_CHECKING:
+    from sglang_glm.verification.formats import CacheFormats
+    from tests.support.server import Server
+
+CACHE = Path(__file__).parents[2] / ".cache" / "tests" / "oracle"
+
+
+@functools.cache
+def reference(checkpoint: str, formats: CacheFormats | None = None) -> ReferenceCache:
+    """The oracle of a checkpoint; its runs are kept on disk."""
+    return ReferenceCache(Path(checkpoint), CACHE, formats=formats)
+
+
+def prompt(server: Server, length: int, seed: int) -> list[int]:
+    """A prompt of ordinary tokens for the server's checkpoint."""
+    return random_prompt(ordinary_vocab(Path(server.spec.model)), length, seed)
+
+
+def clean_prompt(server: Server, length: int) -> list[int]:
+    """The first prompt of this length, by seed, in which the oracle's selections have no near-tie."""
+    for seed in range(20):
+        ids = prompt(server, length, seed)
+        if reference(server.spec.model).run(ids).first_near_tie() is None:
+            return ids
+    raise RuntimeError(
+        f"20 prompts of {length} tokens all have near-ties; widen the checkpoint's scores"
+    )
+
+
+def compare(
+    server: Server, answer: dict, input_ids: list[int], formats: CacheFormats | None = None
+) -> Comparison:
+    """Compare one answer of `/generate`, prompt and output, with the oracle on the same tokens."""
+    token_ids = [*input_ids, *answer["output_ids"]]
+    run = reference(server.spec.model, formats).run(token_ids)
+    got = parse_generate(answer["meta_info"], prompt_length=len(input_ids))
+    return compare_logprobs(got, run.logprobs, run.token_ids, run.first_near_tie())
+
+
+def compare_all(
+    server: Server,
+    prompts: list[list[int]],
+    formats: CacheFormats | None = None,
+    **sampling: object,
+) -> Comparison:
+    """Send `prompts` as one batch and compare every answer."""
+    answers = server.generate(prompts, **sampling)
+    return merge_comparisons(
+        compare(server, answer, ids, formats) for answer, ids in zip(answers, prompts, strict=True)
+    )

@@ -1,0 +1,40 @@
+"""The servers of the ordinary suite. It starts each once; the suite may start ten in all."""
+
+from tests.support.checkpoints import checkpoint
+from tests.support.server import ServerSpec
+
+_SMALL_POOL = ("--max-total-tokens", "20480")
+_CHUNKED = ("--chunked-prefill-size", "128")
+_TRUTH = ("--dtype", "float32", *_CHUNKED, *_SMALL_POOL)
+
+#: FP32 everywhere; selection bites from the ninth position on.
+TRUTH_8 = ServerSpec(checkpoint("--mtp", "--index-topk", "8"), _TRUTH)
+
+#: FP32 everywhere, with all that a user of the HTTP endpoints turns on.
+TRUTH_64 = ServerSpec(
+    checkpoint("--mtp", "--index-topk", "64"),
+    (*_TRUTH, "--enable-metrics", "--reasoning-parser", "glm45", "--tool-call-parser", "glm47"),
+)
+
+#: BF16 as a user gets it without flags, but index keys as they are.
+BF16_8 = ServerSpec(
+    TRUTH_8.model, (*_CHUNKED, *_SMALL_POOL), env=(("SGLANG_GLM_INDEX_KEY_DTYPE", "bfloat16"),)
+)
+
+#: FP32 arithmetic over 656-byte rows and 8,448-byte index pages.
+FP8_CACHE_8 = ServerSpec(TRUTH_8.model, (*_TRUTH, "--kv-cache-dtype", "fp8_e4m3"))
+
+#: A checkpoint of FP8 blocks, whose shared experts and MTP layer stay in BF16.
+FP8_WEIGHTS_8 = ServerSpec(
+    checkpoint(
+        "--mtp",
+        "--index-topk",
+        "8",
+        "--fp8",
+        "--fp8-exclude",
+        "shared_experts",
+        "--fp8-exclude",
+        "nextn",
+    ),
+    _TRUTH,
+)
