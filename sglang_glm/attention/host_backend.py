@@ -89,14 +89,18 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         k_rope: torch.Tensor | None = None,
         topk_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if save_kv_cache:
-            self.token_to_kv_pool.set_mla_kv_buffer(
-                layer, KVWriteLoc.for_batch(forward_batch), k, k_rope
+        if q_rope is None or k_rope is None:
+            raise RuntimeError(
+                f"layer {layer.layer_id} sent no rotary parts; only absorbed MLA is served"
             )
         if topk_indices is None:
             raise RuntimeError(
                 f"layer {layer.layer_id} has no selection: it shares the index of an earlier layer, "
                 "and none was handed on"
+            )
+        if save_kv_cache:
+            self.token_to_kv_pool.set_mla_kv_buffer(
+                layer, KVWriteLoc.for_batch(forward_batch), k, k_rope
             )
         q_all = q.new_empty(q.shape[0], layer.tp_q_head_num, MLA_DIM)
         q_all[..., :KV_LORA_RANK] = q.view(-1, layer.tp_q_head_num, KV_LORA_RANK)

@@ -75,7 +75,8 @@ def next_live_token(spec: CheckpointSpec, tokens: list[int]) -> int:
     """
     tables = digit_tables(spec)
     recent = [token % LIVE_TOKENS for token in tokens[-1:-4:-1]]
-    return int(sum(tables[part, :, code] for part, code in enumerate(recent)).argmax())
+    votes = torch.stack([tables[part, :, code] for part, code in enumerate(recent)])
+    return int(votes.sum(0).argmax())
 
 
 def build_perfect_mtp(build: TrigramBuilder) -> None:

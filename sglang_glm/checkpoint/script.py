@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sglang_glm.checkpoint.tokenizer import STOP_TOKENS
+from sglang_glm.checkpoint.tokenizer import STOP_TOKENS, token_id
 from sglang_glm.checkpoint.trigram import CODE_WIDTH
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ def script_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
             f"checkpoint: script is {text!r}, expected reasoning, </think>, and the answer"
         )
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    stop = [tokenizer.token_to_id(token) for token in STOP_TOKENS]
-    return ids if ids[-1] in stop else [*ids, tokenizer.token_to_id("<|user|>")]
+    stop = [token_id(tokenizer, token) for token in STOP_TOKENS]
+    return ids if ids[-1] in stop else [*ids, token_id(tokenizer, "<|user|>")]
 
 
 def _lines(tokenizer: Tokenizer, spec: CheckpointSpec) -> dict[Context, int]:
     # Context to next token, for every point of every script.
-    assistant = tokenizer.token_to_id("<|assistant|>")
-    think, end_think = (tokenizer.token_to_id(token) for token in ("<think>", "</think>"))
-    after_tool = tokenizer.token_to_id("</tool_response>")
+    assistant = token_id(tokenizer, "<|assistant|>")
+    think, end_think = (token_id(tokenizer, token) for token in ("<think>", "</think>"))
+    after_tool = token_id(tokenizer, "</tool_response>")
     nexts: dict[Context, int] = {}
     for number, text in enumerate(spec.script):
         start = after_tool if number else None

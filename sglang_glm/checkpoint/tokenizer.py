@@ -111,8 +111,22 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     Returns:
         The ids.
     """
-    stop = tuple(tokenizer.token_to_id(token) for token in STOP_TOKENS)
+    stop = tuple(token_id(tokenizer, token) for token in STOP_TOKENS)
     return SpecialIds(endoftext=stop[0], stop=stop)
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the tokenizer must have.
+
+    Raises:
+        ValueError: If it has not.
+    """
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(
+            f"checkpoint: the tokenizer lacks {token!r}; write the checkpoint anew with --force"
+        )
+    return found
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_position_embeddings: int) -> None:

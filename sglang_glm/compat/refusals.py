@@ -93,7 +93,7 @@ def check_backends(view: Any) -> None:
     Raises:
         ValueError: names the flag, the reason and what can be chosen instead.
     """
-    device = "cuda" if has_accelerator() else "cpu"
+    device: registry.Device = "cuda" if has_accelerator() else "cpu"
     dtype = KV_DTYPES.get(view.kv_cache_dtype, view.kv_cache_dtype)
     kv_dtype = dtype or str(model_config_of(view).dtype).removeprefix("torch.")
     for phase in ("prefill", "decode", "topk"):

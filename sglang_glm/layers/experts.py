@@ -37,13 +37,14 @@ def experts_forward(
     if config.activation != "silu" or config.apply_router_weight_on_input:
         return self.forward_native(layer, dispatch_output)
     hidden_states = dispatch_output.hidden_states
+    w13, w2 = layer.get_parameter("w13_weight"), layer.get_parameter("w2_weight")
     topk_weights, topk_ids = dispatch_output.topk_output[:2]
     out = torch.zeros(hidden_states.shape, dtype=torch.float32)
     # Tokens grouped by expert: one product an expert, however many tokens chose it.
     token, choice = (topk_ids >= 0).nonzero(as_tuple=True)
     expert = topk_ids[token, choice].long()
     order = expert.argsort(stable=True)
-    counts = torch.bincount(expert, minlength=layer.w13_weight.shape[0]).tolist()
+    counts = torch.bincount(expert, minlength=w13.shape[0]).tolist()
     start = 0
     for expert_id, count in enumerate(counts):
         if count == 0:
@@ -51,8 +52,8 @@ def experts_forward(
         chosen = order[start : start + count]
         start += count
         rows = token[chosen]
-        gate_up = F.linear(hidden_states[rows], layer.w13_weight[expert_id])
+        gate_up = F.linear(hidden_states[rows], w13[expert_id])
         gate, up = gate_up.chunk(2, dim=-1)
-        down = F.linear(F.silu(gate) * up, layer.w2_weight[expert_id])
+        down = F.linear(F.silu(gate) * up, w2[expert_id])
         out.index_add_(0, rows, down.float() * topk_weights[rows, choice[chosen], None].float())
     return StandardCombineInput(hidden_states=out.to(hidden_states.dtype))

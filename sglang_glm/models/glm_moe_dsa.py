@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.models import glm4_moe
@@ -28,16 +28,25 @@ def read_config(config: PretrainedConfig) -> GlmDsaConfig:
     return facts
 
 
+if TYPE_CHECKING:
+    # What the mixin stands in front of, so that its calls to super() are checked.
+    from sglang.srt.models.deepseek_v2 import DeepseekV2ForCausalLM as _Model
+else:
+    _Model = object
+
+
 def runs_on_cpu() -> bool:
     """Whether the CPU serves, on which FP8 weights are dequantised at load."""
     return torch.device(get_device().device).type == "cpu"
 
 
-class GlmModelMixin:
+class GlmModelMixin(_Model):
     """What target and draft share: the config and the checkpoint are checked before they are used."""
 
     is_nextn: bool
     facts: GlmDsaConfig
+    model: Any
+    lm_head: Any
 
     def __init__(
         self,
