@@ -73,8 +73,14 @@ INDEX_KEY_DTYPE = EnvVar(
     _choice("auto", "fp8", "bfloat16", "float32"),
     "storage of the index keys on the CPU; auto: float32 with a float32 KV cache, otherwise fp8 pages",
 )
+CHECK_INDEX_AGREEMENT = EnvVar(
+    "SGLANG_GLM_CHECK_INDEX_AGREEMENT",
+    False,
+    _parse_bool,
+    "1 stops the server when tensor-parallel ranks select different positions; costs two small all-reduces a layer",
+)
 
-ALL: tuple[EnvVar, ...] = (ENABLE, HOST_PLATFORM, INDEX_KEY_DTYPE)
+ALL: tuple[EnvVar, ...] = (ENABLE, HOST_PLATFORM, INDEX_KEY_DTYPE, CHECK_INDEX_AGREEMENT)
 
 
 def check() -> None:

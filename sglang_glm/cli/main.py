@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 COMMANDS: dict[str, str] = {
     "checkpoint": "write a small random checkpoint to serve and test with",
+    "doctor": "check that this machine can serve, and with which backends",
     "plan": "memory, traffic, time and launch flags of a model on given GPUs",
 }
 """Subcommand to its line of help. Its module, ``sglang_glm.cli.<name>``, has

@@ -3,7 +3,9 @@
 from functools import partial
 
 from sglang_glm.compat import probes
+from sglang_glm.compat.host import dp_attention, forward_batch_info, parallel_state
 from sglang_glm.compat.model_package import check_model_package
+from sglang_glm.compat.moe_a2a import check_backend
 from sglang_glm.compat.seams import Scope, Seam
 
 _HOST = "sglang_glm.compat.host"
@@ -48,9 +50,40 @@ SEAMS: tuple[Seam, ...] = (
         target="sglang.srt.server_args.ServerArgs.add_cli_args",
         kind="after",
         scope="everywhere",
-        implementation="sglang_glm.compat.cli_choices:add_dsa_choices",
-        why="the DSA backend flags accept only the stock names, and SGLang has no registry for them",
-        remove_when="SGLang registers DSA backends by name",
+        implementation="sglang_glm.compat.cli_choices:add_choices",
+        why="the DSA and all-to-all backend flags accept only the stock names, and SGLang has no registry for them",
+        remove_when="SGLang registers these backends by name",
+    ),
+    Seam(
+        target="sglang.srt.layers.moe.utils.MoeA2ABackend",
+        kind="setting",
+        scope="everywhere",
+        implementation="sglang_glm.compat.moe_a2a:add_backend",
+        why="an enumeration without registry: another name of --moe-a2a-backend raises",
+        remove_when="SGLang registers all-to-all backends by name",
+        probe=check_backend,
+    ),
+    Seam(
+        target="sglang.srt.layers.moe.fused_moe_triton.layer.create_moe_dispatcher",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.moe_a2a:create_moe_dispatcher",
+        why="a chain of names without registry",
+        remove_when="SGLang registers all-to-all backends by name",
+    ),
+    _resolution_hook(
+        "handle_a2a_moe",
+        "sglang_glm.compat.moe_a2a:handle_a2a_moe",
+        scope="everywhere",
+        why="expert parallelism is widened to all ranks for the stock all-to-all backends only",
+        remove_when="SGLang registers all-to-all backends by name",
+    ),
+    _resolution_hook(
+        "validate_deepep_v2_dispatch_token_budget",
+        "sglang_glm.compat.deepep_budget:refuse_small_buffers",
+        scope="everywhere",
+        why="a batch larger than DeepEP's low-latency buffers stops at graph capture, in a kernel's assertion",
+        remove_when="SGLang checks the capacity of --moe-a2a-backend deepep at start",
     ),
     Seam(
         target="sglang.srt.platforms.current_platform.get_kv_pool_cls",
@@ -112,6 +145,89 @@ SEAMS: tuple[Seam, ...] = (
         implementation=f"{_HOST}.rotary_embedding:get_rope_wrapper",
         why="on device 'cpu' it builds a module that needs AMX kernels",
         remove_when="get_rope_wrapper asks the platform",
+    ),
+    Seam(
+        target="sglang.srt.distributed.bootstrap._init_cpu_threads_env",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.bootstrap:init_cpu_threads_env",
+        why="needs AMX or ARM kernels that the PyPI wheel lacks; without them each rank starts a thread for every core",
+        remove_when="SGLang sets the thread count of its ranks with torch",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state._is_cpu",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:call_collectives_directly",
+        why="all-gather and reduce-scatter go through custom operators that have no CPU form",
+        remove_when="the flag asks the platform",
+        probe=parallel_state.check_direct_collectives,
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.inplace_all_reduce",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:inplace_all_reduce",
+        why="a custom operator without a CPU form; integer rows are gathered through it",
+        remove_when="SGLang registers it for CPU tensors",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator.all_to_all_single",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:all_to_all_single",
+        why="a custom operator without a CPU form",
+        remove_when="SGLang registers it for CPU tensors",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator.all_gatherv",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:all_gatherv",
+        why="calls PyNccl by name",
+        remove_when="SGLang gathers variable lengths over torch.distributed",
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator.reduce_scatterv",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:reduce_scatterv",
+        why="calls PyNccl by name",
+        remove_when="SGLang scatters variable lengths over torch.distributed",
+    ),
+    Seam(
+        target="sglang.srt.layers.dp_attention.memcpy_func",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.dp_attention:copy_with_torch",
+        why="rows are copied by a Triton kernel, although SGLang has a torch form",
+        remove_when="the choice asks the platform",
+        probe=dp_attention.check_copy,
+    ),
+    Seam(
+        target="sglang.srt.model_executor.forward_batch_info._is_cpu",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.forward_batch_info:use_pageable_memory",
+        why="token counts of the other ranks are built in pinned memory, which needs a CUDA driver",
+        remove_when="the flag asks the platform",
+        probe=forward_batch_info.check_pageable_memory,
+    ),
+    Seam(
+        target="sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle",
+        kind="after",
+        scope="host",
+        implementation=f"{_HOST}.scheduler:pause_when_idle",
+        why="idle attention-DP ranks spin on the cores that busy ranks compute with",
+        remove_when="--sleep-on-idle serves attention DP",
+    ),
+    Seam(
+        target="sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
+        kind="replace",
+        scope="host",
+        implementation=f"{_HOST}.data_parallel_controller:event_loop",
+        why="polls without waiting: one core is lost to it; the loop has no part that could be hooked",
+        remove_when="the controller waits for its socket",
     ),
     Seam(
         target="sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend",

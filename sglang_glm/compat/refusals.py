@@ -7,7 +7,16 @@ from typing import Any
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from transformers import PretrainedConfig
 
+from sglang_glm.attention import registry
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
+from sglang_glm.parallel.plan import ParallelPlan
+from sglang_glm.platform import has_accelerator
+
+#: What `--kv-cache-dtype` stores, by torch's names; None follows the model.
+KV_DTYPES = {"auto": None, "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn"}
+
+#: The default of `--dsa-topk-backend`.
+STOCK_TOPK = "sgl-kernel"
 
 #: Quantisation methods of a checkpoint that this model is served with.
 QUANTIZATIONS = (None, "fp8")
@@ -22,13 +31,17 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
     view = resolving_view(server_args)
     architectures = model_config_of(view).hf_config.architectures or []
     if any(name in ARCHITECTURES for name in architectures):
-        check_config(view)
+        check_parallel(view, check_config(view))
         check_flags(view)
+        check_backends(view)
     previous(server_args)
 
 
-def check_config(view: Any) -> None:
+def check_config(view: Any) -> GlmDsaConfig:
     """Check the model's config.json as it is written: transformers fills in fields that lack.
+
+    Returns:
+        The model's facts.
 
     Raises:
         ValueError: names the field.
@@ -40,6 +53,27 @@ def check_config(view: Any) -> None:
             f"quantization_config.quant_method is {facts.quant_method!r}: glm_moe_dsa is served from BF16 "
             "and FP8 (128x128 blocks) checkpoints"
         )
+    return facts
+
+
+def check_parallel(view: Any, facts: GlmDsaConfig) -> None:
+    """Refuse sizes that SGLang would stop at later, in an assertion of one process.
+
+    Raises:
+        ValueError: names the flag and what to choose.
+    """
+    if view.attn_cp_size > 1 or view.moe_dp_size > 1:
+        return  # SGLang divides heads and experts differently then, and checks that itself
+    all_to_all = view.moe_a2a_backend != "none"
+    ParallelPlan(
+        config=facts,
+        tp_size=view.tp_size,
+        attn_dp_size=view.attn_dp_size,
+        # Left out with an all-to-all, it means all ranks.
+        ep_size=view.tp_size if all_to_all and view.ep_size == 1 else view.ep_size,
+        all_to_all=all_to_all,
+        dense_replicated=view.moe_dense_tp_size == 1,
+    )
 
 
 def check_flags(view: Any) -> None:
@@ -51,6 +85,25 @@ def check_flags(view: Any) -> None:
     for flag, is_set, reason in _flag_refusals(view):
         if is_set:
             raise ValueError(f"{flag} is not served for glm_moe_dsa: {reason}")
+
+
+def check_backends(view: Any) -> None:
+    """Refuse a DSA backend that cannot run here, before anything is loaded for it.
+
+    Raises:
+        ValueError: names the flag, the reason and what can be chosen instead.
+    """
+    device = "cuda" if has_accelerator() else "cpu"
+    dtype = KV_DTYPES.get(view.kv_cache_dtype, view.kv_cache_dtype)
+    kv_dtype = dtype or str(model_config_of(view).dtype).removeprefix("torch.")
+    for phase in ("prefill", "decode", "topk"):
+        name = getattr(view, f"dsa_{phase}_backend")
+        # SGLang's top-k flag has a default, so its value does not tell whether anybody chose it.
+        if name is None or (phase == "topk" and name == STOCK_TOPK):
+            continue
+        reason = registry.refusal(phase, name, device=device, kv_dtype=kv_dtype)
+        if reason is not None:
+            raise ValueError(f"--dsa-{phase}-backend: {reason}")
 
 
 def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:

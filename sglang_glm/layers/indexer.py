@@ -13,6 +13,7 @@ from sglang.srt.model_executor.forward_context import get_attn_backend, get_toke
 from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
 from sglang_glm.layers.draft_selection import carried_selection, extend_selection
+from sglang_glm.parallel.index_agreement import settle_selection
 
 if TYPE_CHECKING:
     from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
@@ -50,8 +51,11 @@ def indexer_forward(
     Returns:
         `[num_rows, index_topk]` int32 request-local positions, best first, -1 padding at the tail.
         Padded rows select nothing. In a draft step a request that carries a selection reuses it.
+        None under an attention backend that takes no selection: there the indexer is inert.
     """
-    batch = get_attn_backend().forward_metadata
+    batch = get_attn_backend().get_indexer_metadata(layer_id, forward_batch)
+    if batch is None:
+        return None
     selected = torch.full((x.shape[0], self.index_topk), -1, dtype=torch.int32)
     # Written before anything is read, and even where nothing needs scoring now: a later step
     # searches this history.
@@ -83,7 +87,7 @@ def indexer_forward(
             query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends
         )
         selected[request.rows] = topk_indices(logits, self.index_topk)
-    return maybe_capture_indexer_topk(layer_id, selected)
+    return maybe_capture_indexer_topk(layer_id, settle_selection(selected, layer_id))
 
 
 def _reuse(carried: torch.Tensor, request: RequestRows) -> torch.Tensor | None:

@@ -1,1 +1,1 @@
-"""Groups of ranks and what they exchange."""
+"""Division of the model over ranks, and what ranks exchange."""

@@ -61,7 +61,8 @@ def test_prefix_hit(server: Server, shared: int) -> None:
     first = prompt(server, shared + 40, seed=31)
     second = first[:shared] + prompt(server, 50, seed=32)
     server.generate(first)
-    answer = server.generate(second, max_new_tokens=16)
+    # A prefix is reused only up to the first position whose log-probability is asked for.
+    answer = server.generate(second, logprob_start_len=shared + 1, max_new_tokens=16)
     assert answer["meta_info"]["cached_tokens"] == shared // 64 * 64
     check(compare(server, answer, second))
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import requests
 
 if TYPE_CHECKING:
@@ -105,17 +107,30 @@ class Server:
         return requests.post(f"{self.url}{path}", json=body, timeout=300)
 
     def generate(
-        self, input_ids: list[int] | list[list[int]], **sampling: object
+        self,
+        input_ids: list[int] | list[list[int]],
+        *,
+        logprob_start_len: int = 0,
+        routed_dp_rank: int | None = None,
+        **sampling: object,
     ) -> dict | list[dict]:
-        """Greedy generation from token ids with log-probabilities of prompt and output."""
+        """Greedy generation from token ids with log-probabilities of prompt and output.
+
+        Args:
+            input_ids: One prompt or several.
+            logprob_start_len: First position with a log-probability. No prefix beyond it is reused.
+            routed_dp_rank: The rank of attention data parallelism that serves it.
+            sampling: SGLang's sampling parameters.
+        """
         params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, **sampling}
         response = self.post(
             "/generate",
             input_ids=input_ids,
             sampling_params=params,
             return_logprob=True,
-            logprob_start_len=0,
+            logprob_start_len=logprob_start_len,
             top_logprobs_num=5,
+            routed_dp_rank=routed_dp_rank,
         )
         response.raise_for_status()
         return response.json()
@@ -128,6 +143,15 @@ class Server:
                 return
             time.sleep(0.25)
         raise RuntimeError(f"/flush_cache answered {response.status_code}: {response.text}")
+
+    def rank_process(self, rank: int) -> psutil.Process:
+        """The process of one tensor-parallel rank, of a server that has several."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(
+            child
+            for child in children
+            if re.search(rf"scheduler.*_TP{rank}(_|$)", child.cmdline()[0])
+        )
 
     def load(self) -> dict:
         """What the scheduler holds: running and waiting requests, cache tokens in use."""

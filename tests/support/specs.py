@@ -13,7 +13,7 @@ TRUTH_8 = ServerSpec(checkpoint("--mtp", "--index-topk", "8"), _TRUTH)
 #: FP32 everywhere, with all that a user of the HTTP endpoints turns on.
 TRUTH_64 = ServerSpec(
     checkpoint("--mtp", "--index-topk", "64"),
-    (*_TRUTH, "--enable-metrics", "--reasoning-parser", "glm45", "--tool-call-parser", "glm47"),
+    (*_TRUTH, "--enable-metrics", "--reasoning-parser", "auto", "--tool-call-parser", "auto"),
 )
 
 #: BF16 as a user gets it without flags, but index keys as they are.

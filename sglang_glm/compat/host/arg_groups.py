@@ -1,23 +1,20 @@
 """Argument resolution on the CPU: the steps of SGLang that ask CUDA for its capability."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of
+from sglang.srt.arg_groups.overrides import declare_resolution
 
 from sglang_glm.attention import registry
+from sglang_glm.compat.refusals import STOCK_TOPK
 
-#: KV dtypes that the CPU pool stores, by SGLang's names for them.
-KV_CACHE_DTYPES = {
-    "auto": None,
-    "bf16": "bfloat16",
-    "bfloat16": "bfloat16",
-    "fp8_e4m3": "float8_e4m3fn",
-}
+logger = logging.getLogger(__name__)
 
-_STOCK_TOPK = "sgl-kernel"
+#: What the CPU pool stores, by the names of `--kv-cache-dtype`.
+_KV_CACHE_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3")
 
 
 @contextmanager
@@ -46,34 +43,27 @@ def dsa_kv_cache_dtype_default(view: Any) -> dict[str, str]:
     """Accept the dtypes of the CPU pool; "auto" follows the model's dtype, FP32 included.
 
     Raises:
-        ValueError: the dtype is none of `KV_CACHE_DTYPES`.
+        ValueError: the dtype is none of `_KV_CACHE_DTYPES`.
     """
-    if view.kv_cache_dtype not in KV_CACHE_DTYPES:
+    if view.kv_cache_dtype not in _KV_CACHE_DTYPES:
         raise ValueError(
-            f"--kv-cache-dtype {view.kv_cache_dtype}: the CPU pool stores {', '.join(KV_CACHE_DTYPES)}. "
-            "Leave the flag out to use the model's dtype."
+            f"--kv-cache-dtype {view.kv_cache_dtype}: the CPU pool stores "
+            f"{', '.join(_KV_CACHE_DTYPES)}. Leave the flag out to use the model's dtype."
         )
     return {"kv_cache_dtype": "bfloat16"} if view.kv_cache_dtype == "bf16" else {}
 
 
 def dsa_split_backend_resolution(view: Any) -> dict[str, str]:
-    """Fill in our CPU backends where no flag names one; refuse a name that cannot serve here.
-
-    Raises:
-        ValueError: a flag names a backend that cannot run on the CPU; says which can.
-    """
-    kv_dtype = KV_CACHE_DTYPES[view.kv_cache_dtype] or str(
-        model_config_of(view).dtype
-    ).removeprefix("torch.")
-    declared: dict[str, str] = {}
-    for phase in ("prefill", "decode", "topk"):
+    """Fill in our CPU backends where no flag names one; `refusals` has refused any other name."""
+    declared = {}
+    for phase, default in registry.HOST_DEFAULTS.items():
         field = f"dsa_{phase}_backend"
-        name = getattr(view, field)
-        # SGLang's top-k flag has a default of its own, so its value does not tell who chose it.
-        if name is None or (phase == "topk" and name == _STOCK_TOPK):
-            declared[field] = registry.HOST_DEFAULTS[phase]
-            continue
-        reason = registry.refusal(phase, name, device="cpu", kv_dtype=kv_dtype)
-        if reason is not None:
-            raise ValueError(f"--{field.replace('_', '-')}: {reason}")
+        if getattr(view, field) in (None, STOCK_TOPK):
+            declared[field] = default
+    logger.info(
+        "DSA on the CPU: %s",
+        ", ".join(
+            f"{p} {declared.get(f'dsa_{p}_backend', 'as given')}" for p in registry.HOST_DEFAULTS
+        ),
+    )
     return declared

@@ -9,6 +9,8 @@ import torch
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
+from sglang_glm.compat.host.bootstrap import share_cores
+
 #: What a user of this platform should not have to know; each is only a default.
 #: - compiling the first forward costs 20 s and gains nothing at these sizes;
 #: - CUDA crash dumps and py-spy dumps delay a failing process's exit by many seconds;
@@ -52,8 +54,13 @@ class HostSRTPlatform(SRTPlatform):
             server_args.mem_fraction_static = _MEM_FRACTION_STATIC
         if server_args.max_running_requests is None:
             server_args.max_running_requests = _MAX_RUNNING_REQUESTS
-        # The scheduler polls in a tight loop otherwise, and takes a core while nobody asks anything.
-        server_args.sleep_on_idle = True
+        if server_args.attn_dp_size == 1:
+            # The scheduler polls in a tight loop otherwise, and takes a core while nobody asks anything.
+            server_args.sleep_on_idle = True
+        # Its kernels are CUDA's; SGLang would try, and warn, in every group.
+        server_args.disable_custom_all_reduce = True
+        num_ranks = server_args.dp_size * server_args.tp_size * server_args.pp_size
+        share_cores(num_ranks // server_args.nnodes)
 
     def get_device_total_memory(self, device_id: int = 0) -> int:
         """Bytes of RAM in this machine."""

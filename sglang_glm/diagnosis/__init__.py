@@ -1,0 +1,1 @@
+"""What `sglang-glm doctor` looks at."""

@@ -1,0 +1,154 @@
+"""Two ranks answer as one process does: every log-probability within FP32 rounding of transformers.
+
+The checkpoint scales its routed experts by 2.5, so a topology that applies the factor twice or not at
+all fails every test here (T37).
+
+test_alone          one request: the other attention-DP rank has none in prefill and decode (T18, T36)
+test_batches        2, 3 and 5 requests at once: rows that do not divide over ranks (T19)
+test_one_busy_rank  requests sent to one rank, the other empty; then a long prompt in chunks beside short decodes
+test_repeatable     20 times alone and in batches: the same tokens; under TP each selection is compared
+                    between ranks while that runs (T41)
+test_prefix_hit     a cached prefix is found on the rank that holds it
+test_lost_rank      a killed rank ends the server within seconds, with the reason in the log, mid-request
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+
+from sglang_glm.verification.compare import merge_comparisons
+from tests.support.checkpoints import checkpoint
+from tests.support.parity import compare, compare_all, prompt
+from tests.support.server import Server, ServerSpec
+
+MAX_DIFF = 1e-5
+MAX_EXCUSED = 0.25
+MODEL = checkpoint("--mtp", "--index-topk", "16")
+BASE = (
+    "--dtype",
+    "float32",
+    "--chunked-prefill-size",
+    "256",
+    "--max-total-tokens",
+    "8192",
+    "--tp",
+    "2",
+)
+CHECKED = (("SGLANG_GLM_CHECK_INDEX_AGREEMENT", "1"),)
+
+#: The first two are part of every run; the others of `make test-all`.
+TOPOLOGIES = {
+    "tp2": ServerSpec(MODEL, BASE, CHECKED),
+    "tp2_dp2_ep2": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--ep-size", "2")),
+    "tp2_ep2": ServerSpec(MODEL, (*BASE, "--ep-size", "2"), CHECKED),
+    "tp2_dp2_head": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--enable-dp-lm-head")),
+    "tp2_dp2_gatherv": ServerSpec(
+        MODEL, (*BASE, "--attn-dp-size", "2"), (("SGLANG_DP_USE_GATHERV", "1"),)
+    ),
+    "tp2_a2a": ServerSpec(MODEL, (*BASE, "--moe-a2a-backend", "glm_a2a"), CHECKED),
+    "tp2_dp2_a2a": ServerSpec(
+        MODEL, (*BASE, "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a")
+    ),
+    "tp4_dp2_a2a": ServerSpec(
+        MODEL, (*BASE[:-1], "4", "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a"), CHECKED
+    ),
+}
+_SLOW = [name for name in TOPOLOGIES if name not in ("tp2", "tp2_dp2_ep2")]
+
+
+def topologies(*names: str) -> pytest.MarkDecorator:
+    """Run a test on these servers, or on all."""
+    params = [
+        pytest.param(TOPOLOGIES[name], id=name, marks=[pytest.mark.slow] if name in _SLOW else [])
+        for name in names or TOPOLOGIES
+    ]
+    return pytest.mark.parametrize("server", params, indirect=True)
+
+
+pytestmark = pytest.mark.server
+on_dp = topologies(*(name for name in TOPOLOGIES if "dp2" in name))
+
+
+def check(comparison) -> None:
+    assert comparison.failures(max_diff=MAX_DIFF, max_excused_fraction=MAX_EXCUSED) == []
+
+
+@topologies()
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64, 65, 700])
+def test_alone(server: Server, length: int) -> None:
+    server.flush_cache()
+    ids = prompt(server, length, seed=length)
+    check(compare(server, server.generate(ids, max_new_tokens=6), ids))
+
+
+@topologies()
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_batches(server: Server, count: int) -> None:
+    server.flush_cache()
+    prompts = [
+        prompt(server, length, seed=count * 1000 + length) for length in (3, 130, 40, 1, 66)[:count]
+    ]
+    check(compare_all(server, prompts, max_new_tokens=9))
+
+
+@on_dp
+@pytest.mark.parametrize("busy", [0, 1])
+def test_one_busy_rank(server: Server, busy: int) -> None:
+    server.flush_cache()
+    lengths = (5, 90, 33)
+    with ThreadPoolExecutor(4) as threads:
+        requested = [
+            (ids, threads.submit(server.generate, ids, routed_dp_rank=busy, max_new_tokens=16))
+            for ids in (prompt(server, length, seed=busy * 100 + length) for length in lengths)
+        ]
+        time.sleep(0.3)
+        long = prompt(server, 900, seed=busy)
+        requested.append(
+            (long, threads.submit(server.generate, long, routed_dp_rank=1 - busy, max_new_tokens=4))
+        )
+        answers = [(ids, answer.result()) for ids, answer in requested]
+    assert [answer["meta_info"]["dp_rank"] for _, answer in answers] == [busy] * 3 + [1 - busy]
+    check(merge_comparisons(compare(server, answer, ids) for ids, answer in answers))
+
+
+@topologies()
+def test_repeatable(server: Server) -> None:
+    ids = prompt(server, 150, seed=5)
+    others = [prompt(server, length, seed=40 + length) for length in (10, 90)]
+    alone = server.generate(ids, max_new_tokens=4)["output_ids"]
+    for _ in range(10):
+        assert server.generate(ids, max_new_tokens=4)["output_ids"] == alone
+        answers = server.generate([others[0], ids, others[1]], max_new_tokens=4)
+        assert answers[1]["output_ids"] == alone
+
+
+@on_dp
+def test_prefix_hit(server: Server) -> None:
+    server.flush_cache()
+    first = prompt(server, 170, seed=31)
+    second = first[:128] + prompt(server, 30, seed=32)
+    server.generate(first, routed_dp_rank=1)
+    answer = server.generate(
+        second, routed_dp_rank=1, logprob_start_len=len(second) - 1, max_new_tokens=6
+    )
+    assert answer["meta_info"]["cached_tokens"] == 128
+    check(compare(server, answer, second))
+
+
+@topologies("tp2", "tp2_dp2_ep2")
+def test_lost_rank(server: Server) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(server.generate, prompt(server, 20, seed=1), max_new_tokens=4000)
+        time.sleep(2)
+        assert not running.done()
+        server.rank_process(1).kill()
+        killed = time.monotonic()
+        with pytest.raises(requests.RequestException):
+            running.result(timeout=20)
+        assert server.process.wait(20) != 0
+        assert time.monotonic() - killed < 20
+    assert "closed by peer" in server.log or "reset by peer" in server.log

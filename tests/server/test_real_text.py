@@ -1,0 +1,34 @@
+"""This repository's own documents, 20,000 tokens and more, in chunks with a prefix hit.
+
+The second request finds its prefix in the cache; both answers are identical in truth mode.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import Server
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+def document() -> str:
+    files = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+    return "\n\n".join(file.read_text() for file in files)
+
+
+def test_real_text(server: Server) -> None:
+    server.flush_cache()
+    body = {
+        "text": document()[:60_000],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 32, "ignore_eos": True},
+    }
+    cold = server.post("/generate", **body).json()
+    assert cold["meta_info"]["prompt_tokens"] > 20_000, "the documents have become shorter"
+    assert cold["meta_info"]["prompt_tokens"] < 20_480 + 12_000
+    assert cold["meta_info"]["cached_tokens"] == 0
+    warm = server.post("/generate", **body).json()
+    assert warm["meta_info"]["cached_tokens"] >= cold["meta_info"]["prompt_tokens"] // 64 * 64 - 64
+    assert warm["output_ids"] == cold["output_ids"]

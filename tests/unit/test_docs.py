@@ -1,0 +1,118 @@
+"""Documents say what is so.
+
+test_links                  every relative link and every named path of the documents exists
+test_variables              README's table lists the variables of envs.py, all of them
+test_backend_names          README's table lists the registry's names
+test_commands               every sglang-glm command of the documents is accepted
+test_kernel_docstrings      every public function of glm_kernels states its arguments' shapes
+test_nothing_of_workplaces  no document or source names a machine's paths
+"""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import glm_kernels
+import pytest
+
+from sglang_glm import envs
+from sglang_glm.attention import registry
+from sglang_glm.cli import main as cli
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+    for path in re.findall(
+        r"`((?:sglang_glm|kernels|tests|docs|launch|cookbook)/[\w./-]+\.\w+)`", text
+    ):
+        assert (ROOT / path).exists(), f"{document.name} names {path}"
+
+
+def test_variables() -> None:
+    rows = re.findall(r"^\| `(SGLANG_GLM_\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(variable.name for variable in envs.ALL)
+
+
+def test_backend_names() -> None:
+    text = (ROOT / "README.md").read_text()
+    for phase, default in registry.HOST_DEFAULTS.items():
+        names = ", ".join(f"`{name}`" for name in registry.names(phase))
+        assert f"| `--dsa-{phase}-backend` | {names} | `{default}` |" in text
+
+
+def documented_commands() -> list[str]:
+    found = []
+    for document in DOCUMENTS:
+        for block in re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [
+                line.split("#")[0].strip() for line in lines if line.startswith("sglang-glm ")
+            ]
+    return found
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command.split("|")[0])[1:]
+    if words[0] == "plan":
+        assert cli.main(words) == 0
+        return
+    # The others write or start something: their own tests run them; here the arguments count.
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*words, "--help"])
+    assert stop.value.code == 0
+    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def public_functions() -> list[tuple[str, object]]:
+    found = []
+    for info in pkgutil.walk_packages(glm_kernels.__path__, "glm_kernels."):
+        tail = info.name.rsplit(".", 1)[1]
+        if info.ispkg or tail.startswith("_") or tail.endswith(("_ref", "_torch", "_triton")):
+            continue
+        if ".testing." in info.name or ".bench." in info.name:
+            continue
+        module = importlib.import_module(info.name)
+        found += [
+            (f"{info.name}.{name}", function)
+            for name, function in inspect.getmembers(module, inspect.isfunction)
+            if function.__module__ == info.name and not name.startswith(("_", "check_"))
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), public_functions(), ids=lambda value: str(value)[-40:]
+)
+def test_kernel_docstrings(name: str, function: object) -> None:
+    text = inspect.getdoc(function) or ""
+    parameters = inspect.signature(function).parameters
+    assert text, name
+    tensors = [p for p, spec in parameters.items() if "Tensor" in str(spec.annotation)]
+    for parameter in tensors:
+        assert re.search(rf"^\s*{parameter}: .*``\[", text, re.MULTILINE), (
+            f"{name}: shape of {parameter}"
+        )
+
+
+def test_nothing_of_workplaces() -> None:
+    for path in ROOT.rglob("*"):
+        if path.suffix in (".md", ".py", ".sh", ".toml", ".yaml") and not {
+            ".venv",
+            ".git",
+            ".cache",
+        } & set(path.parts):
+            if path == Path(__file__):
+                continue
+            assert not re.search(r"/work/(main|shared|wt)|/root/", path.read_text()), path
