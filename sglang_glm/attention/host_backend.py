@@ -57,7 +57,13 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         )
 
     def get_indexer_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> BatchRows:
-        """The plan of this forward, for the indexer."""
+        """The plan of this forward, for the indexer.
+
+        An idle forward has no rows. SGLang does not plan it for a draft step, whose backend still
+        holds the plan of an earlier round, and drops the plan of others.
+        """
+        if forward_batch.forward_mode.is_idle():
+            return BatchRows(requests=())
         return self.forward_metadata
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
@@ -106,7 +112,7 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         q_all[..., :KV_LORA_RANK] = q.view(-1, layer.tp_q_head_num, KV_LORA_RANK)
         q_all[..., KV_LORA_RANK:] = q_rope
         out = q.new_zeros(q.shape[0], layer.tp_q_head_num, KV_LORA_RANK)
-        for request in self.forward_metadata.requests:
+        for request in self.get_indexer_metadata(layer.layer_id, forward_batch).requests:
             rows = request.rows
             out[rows] = self._attend(form, q_all[rows], request, topk_indices[rows], layer)
         return out.view(q.shape[0], -1)

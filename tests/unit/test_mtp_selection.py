@@ -99,10 +99,15 @@ class Drafts:
             weights_proj=SimpleNamespace(weight=linear(HEADS, HIDDEN)),
             rotary_emb=lambda positions, q, k: (q, k),
         )
-        self.backend = SimpleNamespace(forward_metadata=None)
+        self.backend = SimpleNamespace(
+            forward_metadata=None,
+            get_indexer_metadata=lambda layer_id, batch: self.backend.forward_metadata,
+        )
         pool = SimpleNamespace(index_key_cache=self.cache)
         monkeypatch.setattr(indexer, "get_attn_backend", lambda: self.backend)
         monkeypatch.setattr(indexer, "get_token_to_kv_pool", lambda: pool)
+        # One rank has nobody to agree with.
+        monkeypatch.setattr(indexer, "settle_selection", lambda selected, layer_id: selected)
 
     @torch.no_grad()
     def step(self, step: int, x: torch.Tensor, carried: torch.Tensor | None) -> torch.Tensor:
@@ -157,6 +162,17 @@ def test_each_request_keeps_its_own_seed_and_one_without_computes(
     assert chosen[2].tolist() == [10, 11, 12, 13, 14, 15, 16, 40]
     # Had nobody brought a seed, no request would have chosen these.
     assert computed[0].tolist() != chosen[0].tolist()
+
+
+def test_an_idle_draft_step_forgets_the_round_before() -> None:
+    """SGLang plans no idle draft step, so its backend still holds the last plan, or None."""
+    from sglang_glm.attention.host_backend import GlmDsaHostAttnBackend
+
+    backend = object.__new__(GlmDsaHostAttnBackend)
+    idle = SimpleNamespace(forward_mode=ForwardMode.IDLE)
+    for left_over in (SimpleNamespace(requests=("stale",)), None):
+        backend.forward_metadata = left_over
+        assert backend.get_indexer_metadata(0, idle).requests == ()
 
 
 def test_seeds_follow_their_requests_when_one_leaves_and_one_joins() -> None:
