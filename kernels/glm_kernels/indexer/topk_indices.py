@@ -2,7 +2,9 @@
 
 import torch
 
+from glm_kernels import _arch
 from glm_kernels._checks import FLOAT_DTYPES, INT_DTYPES, Dims, require
+from glm_kernels.indexer.topk_indices_sm90 import accepts, topk_indices_sm90
 from glm_kernels.indexer.topk_indices_torch import topk_indices_torch
 
 
@@ -99,6 +101,11 @@ def topk_indices(
     for name, bound in (("cu_seqlen_ks", cu_seqlen_ks), ("cu_seqlen_ke", cu_seqlen_ke)):
         if bound is not None:
             dims.check(name, bound, ("num_tokens",), INT_DTYPES)
+    window = (cu_seqlen_ks, cu_seqlen_ke)
+    if _arch.use_device_code("topk_indices", logits) and accepts(
+        logits, k, *window, block_table, row_to_batch
+    ):
+        return topk_indices_sm90(logits, k, *window, block_table, page_size, row_to_batch)
     positions = topk_indices_torch(logits, k, cu_seqlen_ks, cu_seqlen_ke)
     if block_table is None:
         return positions

@@ -1,0 +1,330 @@
+// Sparse MLA: up to 64 query rows against a gathered list of cache rows, in tiles of 64.
+//
+// The 64 rows of a block are the heads of one token, or of several tokens of a request that share one
+// list (the union of their selections), each list entry saying which of them selected it. One warpgroup
+// gathers: packed rows become fp16 codes times scale on the way into shared memory, bf16 rows are copied.
+// Two warpgroups compute: each forms all scores of a tile and accumulates half of the 512 latent columns,
+// so that no probabilities cross between them.
+//
+// Defines: PACKED (656-byte rows, else bf16).
+
+constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
+constexpr int kTileBytes = 9 * kBlockBytes;  // 576 columns
+constexpr int kStages = 2;
+constexpr int kRowBytes = PACKED ? 656 : 1152;
+constexpr float kShift = 8.0f;  // probabilities reach 2^8, which keeps small ones out of fp16 subnormals
+constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
+
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  uint32_t packed;
+#if PACKED
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+#endif
+  return packed;
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Two bf16 values as the operand type.
+__device__ __forceinline__ uint32_t to_operand(uint32_t bf16x2) {
+#if PACKED
+  return pack_half(__uint_as_float(bf16x2 << 16), __uint_as_float(bf16x2 & 0xFFFF0000u));
+#else
+  return bf16x2;
+#endif
+}
+
+__device__ __forceinline__ uint4 to_operand(uint4 v) {
+  return {to_operand(v.x), to_operand(v.y), to_operand(v.z), to_operand(v.w)};
+}
+
+// Address of a 16-byte chunk (of 8 values) in a swizzled tile.
+__device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
+  return (chunk / 8) * kBlockBytes + row * 128 + (((chunk % 8) ^ (row & 7)) * 16);
+}
+
+__device__ __forceinline__ uint32_t scaled_codes(uint32_t two_codes, uint32_t scale) {
+  uint32_t codes, product;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(codes) : "h"(static_cast<uint16_t>(two_codes)));
+  asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(product) : "r"(codes), "r"(scale));
+  return product;
+}
+
+__device__ __forceinline__ uint4 scaled_codes(uint32_t low, uint32_t high, uint32_t scale) {
+  return {scaled_codes(low & 0xFFFF, scale), scaled_codes(low >> 16, scale),
+          scaled_codes(high & 0xFFFF, scale), scaled_codes(high >> 16, scale)};
+}
+
+// One warp brings 16 rows of a tile; slot is the lane's row (lanes 0..15), -1 for none.
+__device__ __forceinline__ void gather_rows(uint8_t* tile, const uint8_t* cache, int slot, int first) {
+  const int lane = threadIdx.x % 32;
+#if PACKED
+  constexpr int kBatch = 8;
+#pragma unroll
+  for (int batch = 0; batch < 16; batch += kBatch) {
+    uint4 codes[kBatch];
+    float scale[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int s = __shfl_sync(0xFFFFFFFF, slot, batch + i);
+      codes[i] = {0, 0, 0, 0};
+      scale[i] = 0.0f;
+      if (s >= 0) {
+        const uint8_t* row = cache + static_cast<int64_t>(s) * kRowBytes;
+        codes[i] = load_streaming(row + lane * 16);
+        scale[i] = __ldg(reinterpret_cast<const float*>(row + 512) + lane / 8);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first + batch + i;
+      const uint32_t factor = pack_half(scale[i], scale[i]);
+      const uint4 even = scaled_codes(codes[i].x, codes[i].y, factor);
+      const uint4 odd = scaled_codes(codes[i].z, codes[i].w, factor);
+      // Half of the lanes store their second chunk first: together they cover all banks.
+      const int turn = lane >> 2 & 1;
+      *reinterpret_cast<uint4*>(tile + tile_offset(row, 2 * lane + turn)) = turn ? odd : even;
+      *reinterpret_cast<uint4*>(tile + tile_offset(row, 2 * lane + 1 - turn)) = turn ? even : odd;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 16; i += 4) {
+    const int row = i + lane / 8;
+    const int s = __shfl_sync(0xFFFFFFFF, slot, row);
+    uint4 rope = {0, 0, 0, 0};
+    if (s >= 0)
+      rope = load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 528 + lane % 8 * 16);
+    *reinterpret_cast<uint4*>(tile + tile_offset(first + row, 64 + lane % 8)) = to_operand(rope);
+  }
+#else
+  constexpr int kBatch = 4;
+#pragma unroll
+  for (int batch = 0; batch < 16; batch += kBatch) {
+    uint4 held[kBatch][2];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int s = __shfl_sync(0xFFFFFFFF, slot, batch + i);
+      const uint8_t* row = cache + static_cast<int64_t>(s) * kRowBytes + lane * 16;
+#pragma unroll
+      for (int part = 0; part < 2; ++part)
+        held[i][part] = s >= 0 ? load_streaming(row + part * 512) : uint4{0, 0, 0, 0};
+    }
+    const int s = __shfl_sync(0xFFFFFFFF, slot, batch + lane / 8);
+    const uint4 rope = s >= 0 ? load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 1024 +
+                                               lane % 8 * 16)
+                              : uint4{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i)
+#pragma unroll
+      for (int part = 0; part < 2; ++part)
+        *reinterpret_cast<uint4*>(tile + tile_offset(first + batch + i, lane + part * 32)) =
+            held[i][part];
+    *reinterpret_cast<uint4*>(tile + tile_offset(first + batch + lane / 8, 64 + lane % 8)) = rope;
+  }
+#endif
+}
+
+// grid (splits, groups). Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
+// lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members (or
+// null: everyone) one byte an entry whose bit i says that token i of the group selected it.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    sparse_mla_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
+                      const int* __restrict__ lists, const int* __restrict__ counts,
+                      const uint8_t* __restrict__ members, uint8_t* __restrict__ out,
+                      float* __restrict__ lse, int rows_per_group, int num_heads, int list_stride,
+                      int total_rows, float scale_log2) {
+  extern __shared__ __align__(1024) uint8_t smem[];
+  __shared__ __align__(8) uint64_t barriers[2 * kStages];
+  __shared__ uint8_t selected[kStages][64];
+  uint8_t* smem_q = smem;
+  uint8_t* smem_k = smem + kTileBytes;
+  const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
+  const int role = threadIdx.x / 128;
+
+  const int used = counts ? counts[group] : list_stride;
+  const int tiles = (used + 63) / 64;
+  const int begin = tiles * split / splits, end = tiles * (split + 1) / splits;
+  const uint8_t* group_q = q + static_cast<int64_t>(group) * rows_per_group * 1152;
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(smem_address(&barriers[stage]), 128);
+      mbarrier_init(smem_address(&barriers[kStages + stage]), 256);
+    }
+  }
+  for (int i = threadIdx.x; i < 64 * 72; i += 384) {
+    const int row = i / 72, chunk = i % 72;
+    uint4 v = {0, 0, 0, 0};
+    if (row < rows_per_group) v = *reinterpret_cast<const uint4*>(group_q + row * 1152 + chunk * 16);
+    *reinterpret_cast<uint4*>(smem_q + tile_offset(row, chunk)) = to_operand(v);
+  }
+  fence_async_proxy();
+  __syncthreads();
+
+  if (role == 0) {
+    register_decrease<72>();
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
+    const int* list = lists + static_cast<int64_t>(group) * list_stride;
+    const uint8_t* member = members ? members + static_cast<int64_t>(group) * list_stride : nullptr;
+    for (int tile = begin; tile < end; ++tile) {
+      const int stage = (tile - begin) % kStages, round = (tile - begin) / kStages;
+      const int at = tile * 64 + first + lane % 16;
+      const int slot = at < used ? list[at] : -1;
+      const uint8_t flags = slot < 0 ? 0 : member ? member[at] : 0xFF;
+      mbarrier_wait(smem_address(&barriers[kStages + stage]), (round & 1) ^ 1);
+      if (lane < 16) selected[stage][first + lane] = flags;
+      gather_rows(smem_k + stage * kTileBytes, cache, slot, first);
+      fence_async_proxy();
+      mbarrier_arrive(smem_address(&barriers[stage]));
+    }
+  } else {
+    register_increase<216>();
+    const int lane = threadIdx.x % 32, quad = lane % 4;
+    const int half = role - 1;
+    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int bit_low = row / num_heads, bit_high = (row + 8) / num_heads;
+    float o[128];
+#pragma unroll
+    for (int i = 0; i < 128; ++i) o[i] = 0.0f;
+    float max_low = -infinity(), max_high = -infinity(), sum_low = 0.0f, sum_high = 0.0f;
+
+    for (int tile = begin; tile < end; ++tile) {
+      const int stage = (tile - begin) % kStages, round = (tile - begin) / kStages;
+      const uint32_t keys = smem_address(smem_k + stage * kTileBytes);
+      mbarrier_wait(smem_address(&barriers[stage]), round & 1);
+      float s[32];
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 36; ++k) {
+        const uint32_t offset = (k / 4) * kBlockBytes + (k % 4) * 32;
+        wgmma_ss_n64(s, smem_descriptor(smem_address(smem_q) + offset, 16, 1024),
+                     smem_descriptor(keys + offset, 16, 1024), k != 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+
+      float new_low = max_low, new_high = max_high;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint16_t flags = *reinterpret_cast<const uint16_t*>(&selected[stage][j * 8 + quad * 2]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t flag = flags >> (8 * i);
+          s[4 * j + i] = flag >> bit_low & 1 ? s[4 * j + i] * scale_log2 : -infinity();
+          s[4 * j + 2 + i] = flag >> bit_high & 1 ? s[4 * j + 2 + i] * scale_log2 : -infinity();
+          new_low = fmaxf(new_low, s[4 * j + i]);
+          new_high = fmaxf(new_high, s[4 * j + 2 + i]);
+        }
+      }
+      new_low = fmaxf(new_low, __shfl_xor_sync(0xFFFFFFFF, new_low, 1));
+      new_low = fmaxf(new_low, __shfl_xor_sync(0xFFFFFFFF, new_low, 2));
+      new_high = fmaxf(new_high, __shfl_xor_sync(0xFFFFFFFF, new_high, 1));
+      new_high = fmaxf(new_high, __shfl_xor_sync(0xFFFFFFFF, new_high, 2));
+      // A row with nothing selected yet has no maximum to subtract.
+      const float base_low = (new_low == -infinity() ? 0.0f : new_low) - kShift;
+      const float base_high = (new_high == -infinity() ? 0.0f : new_high) - kShift;
+      const float keep_low = exp2f(max_low - kShift - base_low);
+      const float keep_high = exp2f(max_high - kShift - base_high);
+      max_low = new_low;
+      max_high = new_high;
+      sum_low *= keep_low;
+      sum_high *= keep_high;
+      uint32_t p[16];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float a = exp2f(s[4 * j] - base_low), b = exp2f(s[4 * j + 1] - base_low);
+        const float c = exp2f(s[4 * j + 2] - base_high), d = exp2f(s[4 * j + 3] - base_high);
+        sum_low += a + b;
+        sum_high += c + d;
+        p[2 * j] = pack_half(a, b);
+        p[2 * j + 1] = pack_half(c, d);
+      }
+      if (__any_sync(0xFFFFFFFF, keep_low != 1.0f || keep_high != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < 128; i += 4) {
+          o[i] *= keep_low;
+          o[i + 1] *= keep_low;
+          o[i + 2] *= keep_high;
+          o[i + 3] *= keep_high;
+        }
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_rs_n256(o, p + 4 * k,
+                      smem_descriptor(keys + half * 4 * kBlockBytes + k * 2048, kBlockBytes, 1024), 1);
+      wgmma_commit();
+      wgmma_wait<0>();
+      mbarrier_arrive(smem_address(&barriers[kStages + stage]));
+    }
+
+    sum_low += __shfl_xor_sync(0xFFFFFFFF, sum_low, 1);
+    sum_low += __shfl_xor_sync(0xFFFFFFFF, sum_low, 2);
+    sum_high += __shfl_xor_sync(0xFFFFFFFF, sum_high, 1);
+    sum_high += __shfl_xor_sync(0xFFFFFFFF, sum_high, 2);
+    const float inverse[2] = {sum_low > 0.0f ? 1.0f / sum_low : 0.0f,
+                              sum_high > 0.0f ? 1.0f / sum_high : 0.0f};
+    const float log_sum[2] = {
+        sum_low > 0.0f ? (max_low + log2f(sum_low) - kShift) * kLn2 : -infinity(),
+        sum_high > 0.0f ? (max_high + log2f(sum_high) - kShift) * kLn2 : -infinity()};
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const int own = row + 8 * upper;
+      if (own >= rows_per_group) continue;
+      const int64_t target = static_cast<int64_t>(split) * total_rows +
+                             static_cast<int64_t>(group) * rows_per_group + own;
+      if (half == 0 && quad == 0) lse[target] = log_sum[upper];
+      uint32_t* values = reinterpret_cast<uint32_t*>(out + target * 1024) + half * 128;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        const float a = o[4 * j + 2 * upper] * inverse[upper];
+        const float b = o[4 * j + 2 * upper + 1] * inverse[upper];
+        // Parts of a split are kept in the operand type; fp16 loses less of them than bf16 would.
+        values[j * 4 + quad] = splits == 1 ? pack_bf16(a, b) : pack_half(a, b);
+      }
+    }
+  }
+}
+
+// Joins the parts of each row by their log-sum-exp. A block a row, 128 threads of four columns.
+extern "C" __global__ void __launch_bounds__(128)
+    combine_splits_kernel(const uint8_t* __restrict__ parts, const float* __restrict__ part_lse,
+                          uint8_t* __restrict__ out, float* __restrict__ lse, int total_rows,
+                          int splits) {
+  const int64_t row = blockIdx.x;
+  float largest = -infinity();
+  for (int i = 0; i < splits; ++i) largest = fmaxf(largest, part_lse[i * static_cast<int64_t>(total_rows) + row]);
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, total = 0.0f;
+  if (largest > -infinity()) {
+    for (int i = 0; i < splits; ++i) {
+      const int64_t at = i * static_cast<int64_t>(total_rows) + row;
+      const float weight = exp2f((part_lse[at] - largest) / kLn2);
+      const uint2 v = *reinterpret_cast<const uint2*>(parts + at * 1024 + threadIdx.x * 8);
+      const uint32_t pairs[2] = {v.x, v.y};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint16_t bits = pairs[j / 2] >> (16 * (j % 2));
+        float value;
+#if PACKED
+        asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(bits));
+#else
+        value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
+#endif
+        sum[j] = fmaf(weight, value, sum[j]);
+      }
+      total += weight;
+    }
+  }
+  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  *reinterpret_cast<uint2*>(out + row * 1024 + threadIdx.x * 8) = {
+      pack_bf16(sum[0] * inverse, sum[1] * inverse), pack_bf16(sum[2] * inverse, sum[3] * inverse)};
+  if (threadIdx.x == 0) lse[row] = total > 0.0f ? largest + log2f(total) * kLn2 : -infinity();
+}

@@ -1,0 +1,107 @@
+"""Launch of the Hopper scoring kernels. The page schedule is formed on the device: no host syncs."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from glm_kernels import _arch, _wgmma
+from glm_kernels._jit import CSRC, Kernel, load_kernel
+from glm_kernels.cache.layout import INDEX_HEAD_DIM
+
+MAX_COLUMNS = 256
+MAX_NEXT_N = 8
+NUM_HEADS = (8, 16, 32, 64)
+
+
+def accepts(
+    q: torch.Tensor,
+    index_cache: torch.Tensor,
+    weights: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor,
+) -> bool:
+    """Whether these (already checked) arguments fit the kernels; others take the torch form."""
+    return (
+        q.dtype == torch.float8_e4m3fn
+        and index_cache.dtype == torch.uint8
+        and weights.dtype == torch.float32
+        and cache_seqlens.dtype == torch.int32
+        and block_table.dtype == torch.int32
+        and q.shape[2] in NUM_HEADS
+        and 1 <= q.shape[1] <= MAX_NEXT_N
+        and all(t.is_contiguous() for t in (q, index_cache, weights, cache_seqlens, block_table))
+    )
+
+
+@functools.cache
+def order_header() -> str:
+    """Text of the header that defines the order of selection."""
+    return (CSRC / "order.cuh").read_text().replace("#pragma once", "")
+
+
+@functools.cache
+def scoring_kernel(
+    function: str, num_heads: int, next_n: int, device_index: int
+) -> tuple[Kernel, int]:
+    """Kernel for these sizes and its number of blocks.
+
+    Args:
+        function: kernel in ``csrc/paged_mqa_logits.cu``.
+        num_heads: index heads.
+        next_n: query tokens a request.
+        device_index: CUDA device.
+
+    Returns:
+        The kernel and the blocks that fill the device once.
+    """
+    passes = -(-next_n * num_heads // MAX_COLUMNS)
+    tokens = -(-next_n // passes)
+    columns = tokens * num_heads
+    # Accumulators plus about 56 registers a thread, 512 registers a thread slot of 128.
+    min_blocks = min(8, 512 // (columns // 2 + 56))
+    defines = (
+        ("NUM_HEADS", num_heads),
+        ("NEXT_N", next_n),
+        ("TOKENS", tokens),
+        ("PASSES", passes),
+        ("MIN_BLOCKS", min_blocks),
+    )
+    prelude = (
+        _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n" + order_header()
+    )
+    shared_bytes = passes * columns * (INDEX_HEAD_DIM + 4)
+    kernel = load_kernel("paged_mqa_logits", function, shared_bytes, defines, prelude, device_index)
+    return kernel, min_blocks * _arch.sm_count(device_index)
+
+
+def paged_mqa_logits_sm90(
+    q: torch.Tensor,
+    index_cache: torch.Tensor,
+    weights: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Write the scores of every visible position; the rest of ``out`` is left as it is.
+
+    Args:
+        q: ``[batch_size, next_n, num_heads, 128]``, e4m3.
+        index_cache: ``[num_pages, 8448]``, uint8.
+        weights: ``[batch_size, next_n, num_heads]``, fp32.
+        cache_seqlens: ``[batch_size]``, int32.
+        block_table: ``[batch_size, max_num_blocks]``, int32.
+        out: ``[batch_size * next_n, max_context]``, fp32, written in place.
+    """
+    batch_size, next_n, num_heads, _ = q.shape
+    index = q.device.index or 0
+    kernel, blocks = scoring_kernel("paged_mqa_logits_kernel", num_heads, next_n, index)
+    kernel.launch(
+        (blocks, 1, 1),
+        128,
+        [
+            *(q, index_cache, weights, cache_seqlens, block_table, out),
+            *(batch_size, block_table.shape[1], out.stride(0)),
+        ],
+    )
