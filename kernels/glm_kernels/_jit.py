@@ -90,11 +90,16 @@ def compile_source(source: str, arch: str = _CUBIN_ARCH) -> bytes:
     return cubin.raw
 
 
+@functools.cache
+def header(name: str) -> str:
+    """Text of ``csrc/{name}.cuh``, for the prelude of a source that uses it."""
+    return (CSRC / f"{name}.cuh").read_text().replace("#pragma once", "")
+
+
 def assemble(name: str, defines: tuple[tuple[str, int], ...], prelude: str) -> str:
     """Source of ``csrc/{name}.cu`` with its definitions, the shared header and a prelude in front."""
     lines = [f"#define {key} {value}" for key, value in defines]
-    header = (CSRC / "sm90.cuh").read_text().replace("#pragma once", "")
-    return "\n".join([*lines, header, prelude, (CSRC / f"{name}.cu").read_text()])
+    return "\n".join([*lines, header("sm90"), prelude, (CSRC / f"{name}.cu").read_text()])
 
 
 def _cached_cubin(source: str) -> bytes:

@@ -14,19 +14,19 @@ def _outputs(count: int) -> str:
 
 
 def wgmma_fp8(n: int) -> str:
-    """``wgmma_fp8_n{n}(float* d, const uint32_t* a, uint64_t b, int accumulate)``.
+    """``wgmma_fp8_n{n}(float* d, uint64_t a, uint64_t b, int accumulate)``.
 
-    D[64, n] (+)= A[64, 32] @ B[n, 32].T on e4m3; A in four registers, B in shared memory, K-major.
+    D[64, n] (+)= A[64, 32] @ B[n, 32].T on e4m3, both in shared memory and K-major.
     """
     count = n // 2
     return f"""
-__device__ __forceinline__ void wgmma_fp8_n{n}(float (&d)[{count}], const uint32_t* a,
-                                              uint64_t b, int accumulate) {{
-  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
+__device__ __forceinline__ void wgmma_fp8_n{n}(float (&d)[{count}], uint64_t a, uint64_t b,
+                                              int accumulate) {{
+  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
     "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {_registers(0, count)}, "
-    "{_registers(count, 4)}, %{count + 4}, p, 1, 1;\\n}}\\n"
+    "%{count}, %{count + 1}, p, 1, 1;\\n}}\\n"
     : {_outputs(count)}
-    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    : "l"(a), "l"(b), "r"(accumulate));
 }}
 """
 

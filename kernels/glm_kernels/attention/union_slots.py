@@ -6,11 +6,12 @@ import torch
 
 from glm_kernels import _arch
 from glm_kernels._checks import Dims, require
-from glm_kernels._jit import load_kernel
+from glm_kernels._jit import header, load_kernel
 from glm_kernels.attention.union_slots_ref import union_slots_ref
 
 MAX_TOKENS = 8
-_SHARED_LIMIT_ENTRIES = 32768
+_MAX_ENTRIES = 32768
+_BUCKET_BYTES = 4 * 8192
 
 
 def union_slots(
@@ -46,24 +47,26 @@ def union_slots(
     num_tokens = dims["num_tokens"]
     require(op, num_tokens % next_n == 0, f"{num_tokens} rows are not a multiple of {next_n}")
     entries = next_n * dims["k"]
-    if not _arch.use_device_code(op, slots) or entries > _SHARED_LIMIT_ENTRIES or num_tokens == 0:
+    if not _arch.use_device_code(op, slots) or entries > _MAX_ENTRIES or num_tokens == 0:
         lists, members, counts = union_slots_ref(slots.cpu(), next_n)
         return lists.to(slots.device), members.to(slots.device), counts.to(slots.device)
     batch_size = num_tokens // next_n
     lists = torch.empty(batch_size, entries, dtype=torch.int32, device=slots.device)
     members = torch.empty(batch_size, entries, dtype=torch.uint8, device=slots.device)
     counts = torch.empty(batch_size, dtype=torch.int32, device=slots.device)
+    scratch = torch.empty(batch_size, entries, dtype=torch.int32, device=slots.device)
     size = 1 << max(11, (entries - 1).bit_length())
     kernel = load_kernel(
         "union_slots",
         "union_slots_kernel",
-        4 * size,
+        4 * size + _BUCKET_BYTES,
         (("SIZE", size),),
+        header("block_sort"),
         device_index=slots.device.index or 0,
     )
     kernel.launch(
         (batch_size, 1, 1),
         1024,
-        [slots.contiguous(), lists, members, counts, next_n, dims["k"]],
+        [slots.contiguous(), scratch, lists, members, counts, next_n, dims["k"]],
     )
     return lists, members, counts

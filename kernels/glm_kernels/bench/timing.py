@@ -10,7 +10,9 @@ REPLAYS = 7
 FLUSH_BYTES = 256 << 20
 
 
-def warm_time_us(run: Callable[[], object], launches: int = LAUNCHES, replays: int = REPLAYS) -> float:
+def warm_time_us(
+    run: Callable[[], object], launches: int = LAUNCHES, replays: int = REPLAYS
+) -> float:
     """Median time of one call, inputs as the previous call left them in the cache.
 
     Args:

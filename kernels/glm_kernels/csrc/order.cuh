@@ -2,8 +2,6 @@
 // ascending order of a 64-bit key. NaN and -inf have no key.
 #pragma once
 
-constexpr uint64_t kNoKey = ~0ull;
-
 __device__ __forceinline__ bool selectable(float score) { return score > -__int_as_float(0x7F800000); }
 
 __device__ __forceinline__ uint64_t selection_key(float score, uint32_t position) {

@@ -1,52 +1,58 @@
 // Paged index scores: NEXT_N query tokens of a request against each page of 64 keys, loaded once.
 //
-// A block is one warpgroup. Keys go from global memory straight into the registers of the matrix
-// instruction's A operand: the order of the 128 terms of a dot product is free, so each thread takes
-// 16 contiguous bytes of a key, and the queries in shared memory are permuted to match. Every token of
-// the request is a group of HEADS columns of B.
+// A block is one warpgroup. A page is one tile of the matrix instruction's M dimension; every token of the
+// request is a group of NUM_HEADS columns of N. Several blocks share a multiprocessor, so that the
+// weighted ReLU of one overlaps the products of another; STAGES pages are in flight in each.
 //
-// Defines: NUM_HEADS, NEXT_N, TOKENS (tokens a pass), PASSES, MIN_BLOCKS. The kernels differ in what they
-// do with a score: store it, store a sample, keep it above a threshold, or repair such a selection.
+// Defines: NUM_HEADS, NEXT_N, TOKENS (tokens a pass), PASSES, STAGES, MIN_BLOCKS. The kernels differ in what
+// they do with a score: store it, store a sample, keep it above a threshold, or repair such a selection.
 
 constexpr int kColumns = TOKENS * NUM_HEADS;
 constexpr int kAccumulators = kColumns / 2;
+constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
-constexpr int kScaleOffset = 64 * 128;
 
-struct KeyTile {
-  uint4 low[2];   // row g: bytes 16t of each half of the key
-  uint4 high[2];  // row g + 8
-  float scale;    // of the row that this lane stores
+struct Smem {
+  uint8_t* keys;     // [STAGES][64][128], 128-byte swizzle
+  uint8_t* q;        // [PASSES * kColumns][128], same
+  float* scales;     // [STAGES][64]
+  float* weights;    // [PASSES * kColumns]
 };
 
-__device__ __forceinline__ KeyTile load_tile(const uint8_t* cache, int page, int row, int quad) {
-  const uint8_t* base = cache + static_cast<int64_t>(page) * kPageBytes;
-  const uint8_t* key = base + row * 128 + quad * 16;
-  KeyTile tile;
-  tile.low[0] = load_streaming(key);
-  tile.low[1] = load_streaming(key + 64);
-  tile.high[0] = load_streaming(key + 8 * 128);
-  tile.high[1] = load_streaming(key + 8 * 128 + 64);
-  tile.scale = __ldg(reinterpret_cast<const float*>(base + kScaleOffset) + row + 8 * (quad & 1));
-  return tile;
+__device__ __forceinline__ Smem smem_layout() {
+  extern __shared__ __align__(1024) uint8_t smem_raw[];
+  uint8_t* q = smem_raw + STAGES * kKeyBytes;
+  float* scales = reinterpret_cast<float*>(q + PASSES * kColumns * 128);
+  return {smem_raw, q, scales, scales + STAGES * 64};
 }
 
-// Queries of one request into shared memory, K-major with the 128-byte swizzle, bytes permuted as above.
-__device__ __forceinline__ void load_queries(uint8_t* smem, const uint8_t* q, const float* weights,
-                                             float* smem_weights) {
-  for (int i = threadIdx.x; i < PASSES * kColumns * 32; i += 128) {
-    const int column = i / 32, word = i % 32;
-    const int step = word / 8, upper = (word % 8) / 4, quad = word % 4;
-    const int source = (step / 2) * 64 + quad * 16 + (step % 2) * 8 + upper * 4;
-    uint32_t value = 0;
+__device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(target), "l"(source) : "memory");
+}
+
+__device__ __forceinline__ void load_page(const Smem& smem, const uint8_t* cache, int page, int stage) {
+  const uint8_t* base = cache + static_cast<int64_t>(page) * kPageBytes;
+  const uint32_t keys = smem_address(smem.keys + stage * kKeyBytes);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int chunk = threadIdx.x + i * 128, row = chunk / 8;
+    copy_async(keys + row * 128 + (((chunk % 8) ^ (row & 7)) * 16), base + chunk * 16);
+  }
+  if (threadIdx.x < 16)
+    copy_async(smem_address(smem.scales + stage * 64) + threadIdx.x * 16,
+               base + kKeyBytes + threadIdx.x * 16);
+}
+
+__device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q, const float* weights) {
+  for (int i = threadIdx.x; i < PASSES * kColumns * 8; i += 128) {
+    const int column = i / 8, chunk = i % 8;
+    uint4 value = {0, 0, 0, 0};
     if (column < NEXT_N * NUM_HEADS)
-      value = *reinterpret_cast<const uint32_t*>(q + column * 128 + source);
-    const int chunk = (word / 4) ^ (column & 7);
-    *reinterpret_cast<uint32_t*>(smem + column * 128 + chunk * 16 + quad * 4) = value;
+      value = *reinterpret_cast<const uint4*>(q + column * 128 + chunk * 16);
+    *reinterpret_cast<uint4*>(smem.q + column * 128 + ((chunk ^ (column & 7)) * 16)) = value;
   }
   for (int i = threadIdx.x; i < PASSES * kColumns; i += 128)
-    smem_weights[i] = i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
-  fence_async_proxy();
+    smem.weights[i] = i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
 }
 
 // Pages of one launch: every step-th page of a request, count of them at most.
@@ -60,16 +66,6 @@ struct Pages {
   }
 };
 
-struct Smem {
-  uint8_t* q;
-  float* weights;
-};
-
-__device__ __forceinline__ Smem smem_layout() {
-  extern __shared__ __align__(1024) uint8_t smem_raw[];
-  return {smem_raw, reinterpret_cast<float*>(smem_raw + PASSES * kColumns * 128)};
-}
-
 // Scores pages [from, to) of a request, in order; calls visit(token, position, index, score, valid) in
 // whole warps, where index counts positions of the launch's pages and valid says that a token sees the
 // position. Lanes without a score call it with token -1.
@@ -78,26 +74,39 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
                                             int length, int from, int to, int step, Visit visit) {
   const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const int row = threadIdx.x / 32 * 16 + group;
-  KeyTile tile = load_tile(cache, table[from * step], row, quad);
-  int next_page = from + 1 < to ? table[(from + 1) * step] : 0;
+  // Page numbers are read an iteration before their copies start.
+  int ahead = table[from * step];
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) {
+    if (from + i < to) {
+      load_page(smem, cache, ahead, i);
+      ahead = from + i + 1 < to ? table[(from + i + 1) * step] : 0;
+    }
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+  }
+  int stage = 0;
   for (int i = from; i < to; ++i) {
-    KeyTile next = tile;
-    if (i + 1 < to) next = load_tile(cache, next_page, row, quad);
-    if (i + 2 < to) next_page = table[(i + 2) * step];
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 2) : "memory");
+    fence_async_proxy();
+    __syncthreads();  // the page is here, and every warp is done with the stage that is refilled next
+    if (i + STAGES - 1 < to) {
+      load_page(smem, cache, ahead, (stage + STAGES - 1) % STAGES);
+      ahead = i + STAGES < to ? table[(i + STAGES) * step] : 0;
+    }
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
       float d[kAccumulators];
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        const uint4 low = tile.low[k / 2], high = tile.high[k / 2];
-        const uint32_t a[4] = {k % 2 ? low.z : low.x, k % 2 ? high.z : high.x,
-                               k % 2 ? low.w : low.y, k % 2 ? high.w : high.y};
-        const uint32_t address = smem_address(smem.q) + pass * kColumns * 128 + k * 32;
-        WGMMA_FP8(d, a, smem_descriptor(address, 16, 1024), k != 0);
+        const uint32_t keys = smem_address(smem.keys) + stage * kKeyBytes + k * 32;
+        const uint32_t queries = smem_address(smem.q) + pass * kColumns * 128 + k * 32;
+        WGMMA_FP8(d, smem_descriptor(keys, 16, 1024), smem_descriptor(queries, 16, 1024), k != 0);
       }
       wgmma_commit();
       wgmma_wait<0>();
+      const float scale = smem.scales[stage * 64 + row + 8 * (quad & 1)];
       // Each lane holds two columns in eight of both its rows: a token's sum spans the four lanes of a
       // quad. Exchanging rows first and tokens second leaves one row and every other token a lane.
       float sums[TOKENS];
@@ -126,7 +135,7 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
         const float odd = 2 * pair + 1 < TOKENS ? sums[2 * pair + 1] : 0.0f;
         const float given = quad & 2 ? even : odd;
         const float kept = quad & 2 ? odd : even;
-        const float score = (kept + __shfl_xor_sync(0xFFFFFFFF, given, 2)) * tile.scale;
+        const float score = (kept + __shfl_xor_sync(0xFFFFFFFF, given, 2)) * scale;
         const int in_pass = 2 * pair + (quad >> 1);
         const int token = pass * TOKENS + in_pass;
         const bool real = in_pass < TOKENS && token < NEXT_N;
@@ -135,7 +144,7 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
               real && position < length - NEXT_N + token + 1);
       }
     }
-    tile = next;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 }
 
@@ -160,7 +169,7 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
     if (from >= to) continue;
     __syncthreads();
     const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-    load_queries(smem.q, q + first * 128, weights + first, smem.weights);
+    load_queries(smem, q + first * 128, weights + first);
     __syncthreads();
     const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
     score_pages(smem, cache, table, length, from, to, pages.step,
@@ -241,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
 
   const Smem smem = smem_layout();
   const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-  load_queries(smem.q, q + first * 128, weights + first, smem.weights);
+  load_queries(smem, q + first * 128, weights + first);
   const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
   if (threadIdx.x < NEXT_N) prefix[threadIdx.x] = 0, kept[threadIdx.x] = 0;
   __syncthreads();

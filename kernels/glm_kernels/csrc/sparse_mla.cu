@@ -51,86 +51,104 @@ __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
   return (chunk / 8) * kBlockBytes + row * 128 + (((chunk % 8) ^ (row & 7)) * 16);
 }
 
-__device__ __forceinline__ uint32_t scaled_codes(uint32_t two_codes, uint32_t scale) {
-  uint32_t codes, product;
+#if PACKED
+// fp16 of codes times scale, rounded once: the scale comes in two parts.
+__device__ __forceinline__ uint32_t scaled_codes(uint32_t two_codes, uint32_t high, uint32_t low) {
+  uint32_t codes, rest, product;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(codes) : "h"(static_cast<uint16_t>(two_codes)));
-  asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(product) : "r"(codes), "r"(scale));
+  asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(rest) : "r"(codes), "r"(low));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(product) : "r"(codes), "r"(high), "r"(rest));
   return product;
 }
 
-__device__ __forceinline__ uint4 scaled_codes(uint32_t low, uint32_t high, uint32_t scale) {
-  return {scaled_codes(low & 0xFFFF, scale), scaled_codes(low >> 16, scale),
-          scaled_codes(high & 0xFFFF, scale), scaled_codes(high >> 16, scale)};
+__device__ __forceinline__ uint4 scaled_codes(uint32_t first, uint32_t second, uint32_t high,
+                                              uint32_t low) {
+  return {scaled_codes(first & 0xFFFF, high, low), scaled_codes(first >> 16, high, low),
+          scaled_codes(second & 0xFFFF, high, low), scaled_codes(second >> 16, high, low)};
 }
 
-// One warp brings 16 rows of a tile; slot is the lane's row (lanes 0..15), -1 for none.
-__device__ __forceinline__ void gather_rows(uint8_t* tile, const uint8_t* cache, int slot, int first) {
+// Eight packed rows on their way through a warp's registers.
+struct Rows {
+  uint4 codes[8];
+  uint4 rope[2];  // rows lane / 8 and 4 + lane / 8, chunk lane % 8
+  float scale;    // of row lane / 4, group lane % 4
+};
+
+// slot is the lane's row of the warp's 16 (lanes 0..15), -1 for none; first is 0 or 8.
+__device__ __forceinline__ void load_rows(Rows& rows, const uint8_t* cache, int slot, int first) {
   const int lane = threadIdx.x % 32;
-#if PACKED
-  constexpr int kBatch = 8;
+  auto row_of = [&](int i) { return __shfl_sync(0xFFFFFFFF, slot, first + i); };
 #pragma unroll
-  for (int batch = 0; batch < 16; batch += kBatch) {
-    uint4 codes[kBatch];
-    float scale[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int s = __shfl_sync(0xFFFFFFFF, slot, batch + i);
-      codes[i] = {0, 0, 0, 0};
-      scale[i] = 0.0f;
-      if (s >= 0) {
-        const uint8_t* row = cache + static_cast<int64_t>(s) * kRowBytes;
-        codes[i] = load_streaming(row + lane * 16);
-        scale[i] = __ldg(reinterpret_cast<const float*>(row + 512) + lane / 8);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = first + batch + i;
-      const uint32_t factor = pack_half(scale[i], scale[i]);
-      const uint4 even = scaled_codes(codes[i].x, codes[i].y, factor);
-      const uint4 odd = scaled_codes(codes[i].z, codes[i].w, factor);
-      // Half of the lanes store their second chunk first: together they cover all banks.
-      const int turn = lane >> 2 & 1;
-      *reinterpret_cast<uint4*>(tile + tile_offset(row, 2 * lane + turn)) = turn ? odd : even;
-      *reinterpret_cast<uint4*>(tile + tile_offset(row, 2 * lane + 1 - turn)) = turn ? even : odd;
-    }
+  for (int i = 0; i < 8; ++i) {
+    const int s = row_of(i);
+    rows.codes[i] = load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + lane * 16, s >= 0);
   }
 #pragma unroll
-  for (int i = 0; i < 16; i += 4) {
-    const int row = i + lane / 8;
-    const int s = __shfl_sync(0xFFFFFFFF, slot, row);
-    uint4 rope = {0, 0, 0, 0};
-    if (s >= 0)
-      rope = load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 528 + lane % 8 * 16);
-    *reinterpret_cast<uint4*>(tile + tile_offset(first + row, 64 + lane % 8)) = to_operand(rope);
+  for (int i = 0; i < 2; ++i) {
+    const int s = row_of(4 * i + lane / 8);
+    rows.rope[i] =
+        load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 528 + lane % 8 * 16, s >= 0);
   }
-#else
-  constexpr int kBatch = 4;
-#pragma unroll
-  for (int batch = 0; batch < 16; batch += kBatch) {
-    uint4 held[kBatch][2];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int s = __shfl_sync(0xFFFFFFFF, slot, batch + i);
-      const uint8_t* row = cache + static_cast<int64_t>(s) * kRowBytes + lane * 16;
-#pragma unroll
-      for (int part = 0; part < 2; ++part)
-        held[i][part] = s >= 0 ? load_streaming(row + part * 512) : uint4{0, 0, 0, 0};
-    }
-    const int s = __shfl_sync(0xFFFFFFFF, slot, batch + lane / 8);
-    const uint4 rope = s >= 0 ? load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 1024 +
-                                               lane % 8 * 16)
-                              : uint4{0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-#pragma unroll
-      for (int part = 0; part < 2; ++part)
-        *reinterpret_cast<uint4*>(tile + tile_offset(first + batch + i, lane + part * 32)) =
-            held[i][part];
-    *reinterpret_cast<uint4*>(tile + tile_offset(first + batch + lane / 8, 64 + lane % 8)) = rope;
-  }
-#endif
+  const int s = row_of(lane / 4);
+  rows.scale = 0.0f;
+  if (s >= 0)
+    rows.scale = __ldg(reinterpret_cast<const float*>(cache + static_cast<int64_t>(s) * kRowBytes + 512) +
+                       lane % 4);
 }
+
+__device__ __forceinline__ float half_to_float(uint32_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// first is a multiple of 8, so that row i of the eight has swizzle i.
+__device__ __forceinline__ void store_rows(const Rows& rows, uint32_t tile, int first) {
+  const int lane = threadIdx.x % 32;
+  // Half of the lanes store their second chunk first: together they cover all banks.
+  const int turn = lane >> 2 & 1;
+  uint32_t chunk = ((2 * lane + turn) % 8) * 16;
+  // Opaque, or the compiler keeps sixteen addresses a row in registers and spills the rows instead.
+  asm volatile("" : "+r"(chunk));
+  const uint32_t base = tile + lane / 4 * kBlockBytes + first * 128;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float scale = __shfl_sync(0xFFFFFFFF, rows.scale, i * 4 + lane / 8);
+    const uint32_t high = pack_half(scale, scale);
+    const float rest = scale - half_to_float(high & 0xFFFF);
+    const uint32_t low = pack_half(rest, rest);
+    const uint4 even = scaled_codes(rows.codes[i].x, rows.codes[i].y, high, low);
+    const uint4 odd = scaled_codes(rows.codes[i].z, rows.codes[i].w, high, low);
+    store_shared(base + i * 128 + (chunk ^ (i * 16)), turn ? odd : even);
+    store_shared(base + i * 128 + (chunk ^ (i * 16) ^ 16), turn ? even : odd);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    store_shared(tile + tile_offset(first + 4 * i + lane / 8, 64 + lane % 8), to_operand(rows.rope[i]));
+}
+#else
+// One warp copies its 16 rows of a tile, zeros for slot -1, and waits for them.
+__device__ __forceinline__ void copy_rows(uint8_t* tile, const uint8_t* cache, int slot, int first) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t target = smem_address(tile);
+#pragma unroll 4
+  for (int i = 0; i < 36; ++i) {
+    const int at = i * 32 + lane, row = at / 72, chunk = at % 72;
+    const int s = __shfl_sync(0xFFFFFFFF, slot, row);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(target + tile_offset(first + row, chunk)),
+                 "l"(cache + static_cast<int64_t>(s < 0 ? 0 : s) * kRowBytes + chunk * 16),
+                 "r"(s < 0 ? 0 : 16)
+                 : "memory");
+  }
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
+}
+#endif
 
 // grid (splits, groups). Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
 // lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members (or
@@ -170,23 +188,45 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   __syncthreads();
 
   if (role == 0) {
-    register_decrease<72>();
+    register_decrease<120>();
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
     const int* list = lists + static_cast<int64_t>(group) * list_stride;
     const uint8_t* member = members ? members + static_cast<int64_t>(group) * list_stride : nullptr;
+    auto slot_at = [&](int tile) {
+      const int at = tile * 64 + first + lane % 16;
+      return tile < end && at < used ? list[at] : -1;
+    };
+    int slot = slot_at(begin), next_slot = slot_at(begin + 1);
+#if PACKED
+    // The next tile's rows are loaded as this tile's leave the registers.
+    Rows low, high;
+    load_rows(low, cache, slot, 0);
+    load_rows(high, cache, slot, 8);
+#endif
     for (int tile = begin; tile < end; ++tile) {
       const int stage = (tile - begin) % kStages, round = (tile - begin) / kStages;
       const int at = tile * 64 + first + lane % 16;
-      const int slot = at < used ? list[at] : -1;
       const uint8_t flags = slot < 0 ? 0 : member ? member[at] : 0xFF;
+      uint8_t* target = smem_k + stage * kTileBytes;
       mbarrier_wait(smem_address(&barriers[kStages + stage]), (round & 1) ^ 1);
       if (lane < 16) selected[stage][first + lane] = flags;
-      gather_rows(smem_k + stage * kTileBytes, cache, slot, first);
+#if PACKED
+      store_rows(low, smem_address(target), first);
+      load_rows(low, cache, next_slot, 0);
+      store_rows(high, smem_address(target), first + 8);
       fence_async_proxy();
       mbarrier_arrive(smem_address(&barriers[stage]));
+      load_rows(high, cache, next_slot, 8);
+#else
+      copy_rows(target, cache, slot, first);
+      fence_async_proxy();
+      mbarrier_arrive(smem_address(&barriers[stage]));
+#endif
+      slot = next_slot;
+      next_slot = slot_at(tile + 2);
     }
   } else {
-    register_increase<216>();
+    register_increase<192>();
     const int lane = threadIdx.x % 32, quad = lane % 4;
     const int half = role - 1;
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;

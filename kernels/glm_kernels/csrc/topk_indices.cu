@@ -4,8 +4,6 @@
 //
 // Defines: CAPACITY (candidates a row, a power of two).
 
-constexpr int kThreads = 1024;
-
 // Window of a row: columns [start, end) of the logits, or the visible length of a paged row.
 struct Rows {
   const int* ks;
@@ -161,22 +159,6 @@ __device__ uint32_t radix_select(const float* base, int length, uint32_t topk, u
   return kept;
 }
 
-__device__ __forceinline__ void bitonic_sort(uint64_t* keys, int size) {
-  for (int block = 2; block <= size; block *= 2) {
-    for (int distance = block / 2; distance > 0; distance /= 2) {
-      for (int i = threadIdx.x; i < size / 2; i += kThreads) {
-        const int low = 2 * i - (i & (distance - 1)), high = low + distance;
-        const uint64_t a = keys[low], b = keys[high];
-        if ((a > b) == ((low & block) == 0)) keys[low] = b, keys[high] = a;
-      }
-      // Below a distance of 32 a warp's pairs stay within its own 64 keys.
-      if (distance > 32) __syncthreads();
-      else __syncwarp();
-    }
-    __syncthreads();
-  }
-}
-
 // Sorts a row's candidates and writes the best topk as positions, or as slots through block_table.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     topk_sort_kernel(const float* __restrict__ values, const float* __restrict__ thresholds,
@@ -186,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                      const int* __restrict__ row_to_batch, int rows_per_request, int max_num_blocks,
                      int page_size, int* __restrict__ out, int topk) {
   extern __shared__ __align__(16) uint64_t keys[];
-  __shared__ uint32_t counters[256];
+  uint32_t* counters = reinterpret_cast<uint32_t*>(keys + CAPACITY);
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
   const int row = blockIdx.x, length = rows.length(row);
   int count = length <= 0 ? 0 : counts[row];
@@ -194,15 +176,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (length > 0 && !complete && values != nullptr && (count < topk || count > CAPACITY)) {
     const float* base = values + static_cast<int64_t>(row) * stride + rows.start(row);
     count = radix_select(base, length, topk, keys, counters);
+    pad_and_sort(keys, count);
   } else {
-    const uint64_t* source = candidates + static_cast<int64_t>(row) * CAPACITY;
-    for (int i = threadIdx.x; i < count; i += kThreads) keys[i] = source[i];
+    count = bucket_sort(candidates + static_cast<int64_t>(row) * CAPACITY, count, keys, counters);
   }
-  int size = 64;
-  while (size < count) size *= 2;
-  for (int i = count + threadIdx.x; i < size; i += kThreads) keys[i] = kNoKey;
-  __syncthreads();
-  bitonic_sort(keys, size);
   const int request = row_to_batch ? row_to_batch[row] : row / rows_per_request;
   for (int i = threadIdx.x; i < topk; i += kThreads) {
     int result = -1;

@@ -7,11 +7,13 @@ import functools
 import torch
 
 from glm_kernels import _arch, _wgmma
-from glm_kernels._jit import CSRC, Kernel, load_kernel
-from glm_kernels.cache.layout import INDEX_HEAD_DIM
+from glm_kernels._jit import Kernel, header, load_kernel
+from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES
 
 MAX_COLUMNS = 256
 MAX_NEXT_N = 8
+MIN_STAGES = 3
+SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
 NUM_HEADS = (8, 16, 32, 64)
 
 
@@ -35,10 +37,8 @@ def accepts(
     )
 
 
-@functools.cache
-def order_header() -> str:
-    """Text of the header that defines the order of selection."""
-    return (CSRC / "order.cuh").read_text().replace("#pragma once", "")
+def _stages(blocks: int, shared_fixed: int) -> int:
+    return min(6, (SHARED_BYTES // blocks - 1024 - shared_fixed) // INDEX_PAGE_BYTES)
 
 
 @functools.cache
@@ -59,19 +59,24 @@ def scoring_kernel(
     passes = -(-next_n * num_heads // MAX_COLUMNS)
     tokens = -(-next_n // passes)
     columns = tokens * num_heads
-    # Accumulators plus about 56 registers a thread, 512 registers a thread slot of 128.
-    min_blocks = min(8, 512 // (columns // 2 + 56))
+    shared_fixed = passes * columns * (INDEX_HEAD_DIM + 4)
+    # Registers allow this many blocks: accumulators and about 32 more a thread, 512 for each of 128
+    # threads. Shared memory then decides between blocks and the pages that each has in flight.
+    min_blocks = min(7, 512 // (columns // 2 + 32))
+    while (stages := _stages(min_blocks, shared_fixed)) < MIN_STAGES:
+        min_blocks -= 1
     defines = (
         ("NUM_HEADS", num_heads),
         ("NEXT_N", next_n),
         ("TOKENS", tokens),
         ("PASSES", passes),
+        ("STAGES", stages),
         ("MIN_BLOCKS", min_blocks),
     )
     prelude = (
-        _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n" + order_header()
+        _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n" + header("order")
     )
-    shared_bytes = passes * columns * (INDEX_HEAD_DIM + 4)
+    shared_bytes = shared_fixed + stages * INDEX_PAGE_BYTES
     kernel = load_kernel("paged_mqa_logits", function, shared_bytes, defines, prelude, device_index)
     return kernel, min_blocks * _arch.sm_count(device_index)
 

@@ -7,8 +7,7 @@ import functools
 import torch
 
 from glm_kernels import _arch
-from glm_kernels._jit import Kernel, load_kernel
-from glm_kernels.indexer.paged_mqa_logits_sm90 import order_header
+from glm_kernels._jit import Kernel, header, load_kernel
 
 # Candidates kept for a row. Above the largest k by enough that a sampled threshold seldom misses.
 CAPACITY = 8192
@@ -40,11 +39,10 @@ def accepts(
 @functools.cache
 def topk_kernel(function: str, device_index: int) -> Kernel:
     """Kernel of ``csrc/topk_indices.cu``."""
-    shared_bytes = 8 * CAPACITY if function == "topk_sort_kernel" else 0
+    shared_bytes = 8 * CAPACITY + 4 * 8192 if function == "topk_sort_kernel" else 0
     defines = (("CAPACITY", CAPACITY),)
-    return load_kernel(
-        "topk_indices", function, shared_bytes, defines, order_header(), device_index
-    )
+    prelude = header("order") + header("block_sort")
+    return load_kernel("topk_indices", function, shared_bytes, defines, prelude, device_index)
 
 
 def topk_indices_sm90(

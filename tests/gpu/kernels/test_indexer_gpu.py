@@ -157,7 +157,8 @@ def test_fused_workspace() -> None:
     before = torch.cuda.memory_allocated()
     paged_mqa_topk(*arguments(p), 2048)
     used = torch.cuda.max_memory_allocated() - before
-    assert used <= workspace_bytes(12, (1 << 20) // 64) + 12 * 2048 * 4 + (1 << 16)
+    # The allocator rounds each of five blocks up, large ones by less than half a MiB.
+    assert used <= workspace_bytes(12, (1 << 20) // 64) + 12 * 2048 * 4 + (5 << 19)
 
 
 def test_graph_replay_with_new_data() -> None:

@@ -3,6 +3,7 @@
 | test | catches |
 | --- | --- |
 | equals fp64 for packed and bf16 rows, holes, poison (T06, T07, T31) | padding in the softmax, wrong rows |
+| error at most twice that of torch at bf16 | precision lost on the way |
 | every split count agrees | a combination that loses a part |
 | row alone equals row in batch with equal splits, twenty repeats equal (T41) | races |
 | union equals sets, verify equals token by token (T41) | a member bit of the wrong token |
@@ -17,13 +18,24 @@ from glm_kernels.attention.sparse_mla_sm90 import sparse_mla_sm90
 from glm_kernels.attention.sparse_mla_verify import sparse_mla_verify
 from glm_kernels.attention.union_slots import union_slots
 from glm_kernels.attention.union_slots_ref import union_slots_ref
+from glm_kernels.cache.mla_rows import unpack_mla_rows
 from glm_kernels.testing.fp64 import sparse_mla_fp64
 from glm_kernels.testing.generate import SparseMla, sparse_mla_inputs
-from glm_kernels.testing.numeric import assert_attention, assert_bitwise, assert_lse
+from glm_kernels.testing.numeric import assert_attention, assert_bitwise, assert_lse, calc_diff
 from glm_kernels.testing.poison import poison_unreferenced_rows
 from glm_kernels.testing.shapes import CORNER_MLA, MlaShape
 
 pytestmark = pytest.mark.gpu
+
+
+def assert_output(out: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    # Probabilities carry 8 bits in bf16 and values are of order one: 2**-8 bounds an element.
+    assert_attention(out, want, what, atol=2.0**-8, cosine=1e-5)
+
+
+def assert_sums(lse: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    # A score is a sum of 576 products of 11-bit (packed) operands: about 2e-4, at most some 1e-3.
+    assert_lse(lse, want, what, atol=2e-3)
 
 
 def hostile(shape: MlaShape, packed: bool, hole_rate: float, seed: int = 0) -> SparseMla:
@@ -40,8 +52,22 @@ def test_equals_fp64(shape: MlaShape, packed: bool, hole_rate: float) -> None:
     out, lse = sparse_mla(x.q, x.kv_cache, x.slots, x.softmax_scale)
     want, want_lse = sparse_mla_fp64(x)
     what = f"sparse_mla {shape.name} packed={packed}"
-    assert_attention(out, want, what, cosine=1e-5)
-    assert_lse(lse, want_lse, what)
+    assert_output(out, want, what)
+    assert_sums(lse, want_lse, what)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "bf16"])
+def test_no_worse_than_torch_at_bf16(packed: bool) -> None:
+    x = hostile(CORNER_MLA[3], packed, 0.0)
+    out, _ = sparse_mla(x.q, x.kv_cache, x.slots, x.softmax_scale)
+    want, _ = sparse_mla_fp64(x)
+    torch_out = torch.empty_like(out)
+    for token in range(x.q.shape[0]):
+        rows = x.kv_cache[x.slots[token].long(), 0]
+        rows = unpack_mla_rows(rows, torch.bfloat16) if packed else rows
+        scores = (x.q[token] @ rows.T).float() * x.softmax_scale
+        torch_out[token] = scores.softmax(-1).bfloat16() @ rows[:, :512]
+    assert calc_diff(out, want) <= 2 * calc_diff(torch_out, want)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 7, 32])
@@ -49,8 +75,8 @@ def test_split_counts_agree(splits: int) -> None:
     x = hostile(CORNER_MLA[3], True, 0.3)
     out, lse = sparse_mla_sm90(x.q, x.kv_cache, x.slots, x.softmax_scale, num_splits=splits)
     want, want_lse = sparse_mla_fp64(x)
-    assert_attention(out, want, f"{splits} splits", cosine=1e-5)
-    assert_lse(lse, want_lse, f"{splits} splits")
+    assert_output(out, want, f"{splits} splits")
+    assert_sums(lse, want_lse, f"{splits} splits")
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "bf16"])
@@ -85,8 +111,8 @@ def test_verify_equals_token_by_token(next_n: int, packed: bool) -> None:
     x.kv_cache.copy_(poison_unreferenced_rows(x.kv_cache, x.slots))
     out, lse = sparse_mla_verify(x.q, x.kv_cache, lists, members, counts, x.softmax_scale)
     want, want_lse = sparse_mla_fp64(x)
-    assert_attention(out, want, f"verify {next_n}", cosine=1e-5)
-    assert_lse(lse, want_lse, f"verify {next_n}")
+    assert_output(out, want, f"verify {next_n}")
+    assert_sums(lse, want_lse, f"verify {next_n}")
 
 
 @pytest.mark.parametrize("num_tokens", [11_673, 11_674, 65_535])
@@ -112,5 +138,5 @@ def test_graph_replay_with_new_data() -> None:
         target.copy_(source)
     graph.replay()
     want, want_lse = sparse_mla_fp64(other)
-    assert_attention(out, want, "replay", cosine=1e-5)
-    assert_lse(lse, want_lse, "replay")
+    assert_output(out, want, "replay")
+    assert_sums(lse, want_lse, "replay")

@@ -1,0 +1,125 @@
+// Sort of a few thousand unsigned keys by a block of 1,024 threads: into buckets by their high bits, then
+// by insertion within a bucket. Keys that crowd into one bucket are sorted bitonically instead, which is
+// slower and has no bad case. Either way the result is the sorted sequence.
+#pragma once
+
+constexpr int kThreads = 1024;
+constexpr int kBuckets = 8192;
+constexpr uint32_t kBucketLimit = 64;
+
+__device__ __forceinline__ uint32_t high_bits(uint64_t key) { return key >> 32; }
+__device__ __forceinline__ uint32_t high_bits(uint32_t key) { return key; }
+
+// size is a power of two, at least 64; keys past the real ones hold the largest key.
+template <typename Key>
+__device__ __forceinline__ void bitonic_sort(Key* keys, int size) {
+  for (int block = 2; block <= size; block *= 2) {
+    for (int distance = block / 2; distance > 0; distance /= 2) {
+      for (int i = threadIdx.x; i < size / 2; i += kThreads) {
+        const int low = 2 * i - (i & (distance - 1)), high = low + distance;
+        const Key a = keys[low], b = keys[high];
+        if ((a > b) == ((low & block) == 0)) keys[low] = b, keys[high] = a;
+      }
+      // Up to a distance of 32 a warp's pairs stay within its own 64 keys.
+      if (distance > 32) __syncthreads();
+      else __syncwarp();
+    }
+    __syncthreads();
+  }
+}
+
+template <typename Key>
+__device__ __forceinline__ void pad_and_sort(Key* keys, int count) {
+  int size = 64;
+  while (size < count) size *= 2;
+  for (int i = count + threadIdx.x; i < size; i += kThreads) keys[i] = ~static_cast<Key>(0);
+  __syncthreads();
+  bitonic_sort(keys, size);
+}
+
+// Inclusive prefix sum over the block, and the block's total.
+__device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t* scratch, uint32_t* total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const uint32_t other = __shfl_up_sync(0xFFFFFFFF, value, offset);
+    if (lane >= offset) value += other;
+  }
+  if (lane == 31) scratch[warp] = value;
+  __syncthreads();
+  const uint32_t sum = scratch[lane];
+  const uint32_t below = __reduce_add_sync(0xFFFFFFFF, lane < warp ? sum : 0u);
+  *total = __reduce_add_sync(0xFFFFFFFF, sum);
+  __syncthreads();
+  return value + below;
+}
+
+// Sorts count keys of source into keys. The all-ones key is dropped; returns how many remain.
+template <typename Key>
+__device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* keys,
+                                           uint32_t* buckets) {
+  __shared__ uint32_t scratch[32], smallest, largest;
+  constexpr Key kNone = ~static_cast<Key>(0);
+  if (threadIdx.x == 0) smallest = 0xFFFFFFFF, largest = 0;
+  for (int i = threadIdx.x; i < kBuckets; i += kThreads) buckets[i] = 0;
+  __syncthreads();
+  uint32_t low = 0xFFFFFFFF, high = 0;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const Key key = source[i];
+    if (key == kNone) continue;
+    low = min(low, high_bits(key));
+    high = max(high, high_bits(key));
+  }
+  low = __reduce_min_sync(0xFFFFFFFF, low);
+  high = __reduce_max_sync(0xFFFFFFFF, high);
+  if (threadIdx.x % 32 == 0) atomicMin(&smallest, low), atomicMax(&largest, high);
+  __syncthreads();
+  low = smallest;
+  const uint32_t span = largest >= low ? largest - low : 0;
+  const int shift = max(0, 32 - __clz(span) - 13);
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const Key key = source[i];
+    if (key != kNone) atomicAdd(buckets + ((high_bits(key) - low) >> shift), 1u);
+  }
+  __syncthreads();
+  constexpr int kOwn = kBuckets / kThreads;
+  uint32_t sizes[kOwn], own = 0;
+  bool crowded = false;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    sizes[i] = buckets[threadIdx.x * kOwn + i];
+    own += sizes[i];
+    crowded |= sizes[i] > kBucketLimit;
+  }
+  uint32_t total;
+  uint32_t start = block_scan(own, scratch, &total) - own;
+  const uint32_t first = start;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    buckets[threadIdx.x * kOwn + i] = start;
+    start += sizes[i];
+  }
+  crowded = __syncthreads_or(crowded);
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const Key key = source[i];
+    if (key != kNone) keys[atomicAdd(buckets + ((high_bits(key) - low) >> shift), 1u)] = key;
+  }
+  __syncthreads();
+  if (crowded) {
+    pad_and_sort(keys, total);
+    return total;
+  }
+  uint32_t begin = first;
+#pragma unroll
+  for (int b = 0; b < kOwn; ++b) {
+    const uint32_t end = begin + sizes[b];
+    for (uint32_t i = begin + 1; i < end; ++i) {
+      const Key key = keys[i];
+      uint32_t j = i;
+      for (; j > begin && keys[j - 1] > key; --j) keys[j] = keys[j - 1];
+      keys[j] = key;
+    }
+    begin = end;
+  }
+  __syncthreads();
+  return total;
+}
