@@ -1,4 +1,4 @@
-"""Text of the ``wgmma`` wrappers that device sources use.
+"""Text of the ``wgmma`` wrappers that device sources use. A and B are low words of descriptors.
 
 Each shape of the instruction lists all its accumulator registers by name, up to 128 of them. The text
 is produced for the shapes that a kernel asks for, so that sources stay readable.
@@ -14,45 +14,39 @@ def _outputs(count: int) -> str:
 
 
 def wgmma_fp8(n: int) -> str:
-    """``wgmma_fp8_n{n}(float* d, uint64_t a, uint64_t b, int accumulate)``.
+    """``wgmma_fp8_n{n}(float* d, uint32_t a, uint32_t b, int accumulate)``.
 
     D[64, n] (+)= A[64, 32] @ B[n, 32].T on e4m3, both in shared memory and K-major.
     """
     count = n // 2
     return f"""
-__device__ __forceinline__ void wgmma_fp8_n{n}(float (&d)[{count}], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_fp8_n{n}(float (&d)[{count}], uint32_t a, uint32_t b,
                                               int accumulate) {{
-  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+  asm volatile("{{\\n.reg .pred p;\\n.reg .b64 da, db;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+    "mov.b64 da, {{%{count}, %{count + 3}}};\\nmov.b64 db, {{%{count + 1}, %{count + 4}}};\\n"
     "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.e4m3.e4m3 {_registers(0, count)}, "
-    "%{count}, %{count + 1}, p, 1, 1;\\n}}\\n"
+    "da, db, p, 1, 1;\\n}}\\n"
     : {_outputs(count)}
-    : "l"(a), "l"(b), "r"(accumulate));
+    : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorHigh), "n"(kDescriptorHigh));
 }}
 """
 
 
-def wgmma_half(n: int, dtype: str, a_in_registers: bool, b_transposed: bool) -> str:
-    """Wrapper for 16-bit operands, K = 16.
+def wgmma_half(n: int, dtype: str, b_transposed: bool) -> str:
+    """``wgmma_ss_n{n}(float* d, uint32_t a, uint32_t b, int accumulate)``.
 
-    ``wgmma_{rs|ss}_n{n}(float* d, a, uint64_t b, int accumulate)`` with ``a`` four registers (rs) or a
-    descriptor of a K-major tile (ss). ``dtype`` is ``f16`` or ``bf16``. ``b_transposed`` reads B with
-    its N dimension contiguous.
+    D[64, n] (+)= A[64, 16] @ B[n, 16].T, both in shared memory, A K-major. ``dtype`` is ``f16`` or
+    ``bf16``. ``b_transposed`` reads B with its N dimension contiguous.
     """
     count = n // 2
-    kind = "rs" if a_in_registers else "ss"
-    a_count = 4 if a_in_registers else 1
-    a_type = "const uint32_t* a" if a_in_registers else "uint64_t a"
-    a_text = _registers(count, 4) if a_in_registers else f"%{count}"
-    a_inputs = '"r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])' if a_in_registers else '"l"(a)'
-    flags = f"1, 1, {int(b_transposed)}" if a_in_registers else f"1, 1, 0, {int(b_transposed)}"
-    b_at = count + a_count
     return f"""
-__device__ __forceinline__ void wgmma_{kind}_n{n}(float (&d)[{count}], {a_type}, uint64_t b,
-                                                  int accumulate) {{
-  asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{b_at + 1}, 0;\\n"
+__device__ __forceinline__ void wgmma_ss_n{n}(float (&d)[{count}], uint32_t a, uint32_t b,
+                                              int accumulate) {{
+  asm volatile("{{\\n.reg .pred p;\\n.reg .b64 da, db;\\nsetp.ne.b32 p, %{count + 2}, 0;\\n"
+    "mov.b64 da, {{%{count}, %{count + 3}}};\\nmov.b64 db, {{%{count + 1}, %{count + 4}}};\\n"
     "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {_registers(0, count)}, "
-    "{a_text}, %{b_at}, p, {flags};\\n}}\\n"
+    "da, db, p, 1, 1, 0, {int(b_transposed)};\\n}}\\n"
     : {_outputs(count)}
-    : {a_inputs}, "l"(b), "r"(accumulate));
+    : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorHigh), "n"(kDescriptorHigh));
 }}
 """

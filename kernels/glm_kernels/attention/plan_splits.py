@@ -1,6 +1,7 @@
 """How many pieces a list of selected rows is divided into."""
 
 TILE = 64
+MAX_SPLITS = 32
 # Cost of starting a block (queries, first gather, write of its part), in tiles.
 BLOCK_OVERHEAD_TILES = 1.5
 
@@ -14,7 +15,7 @@ def plan_splits(num_groups: int, list_length: int, num_sms: int) -> int:
         num_sms: multiprocessors.
 
     Returns:
-        Pieces a list, at least 1 and at most its number of tiles of 64.
+        Pieces a list, at least 1, at most 32 and its number of tiles of 64.
     """
     tiles = max(1, -(-list_length // TILE))
 
@@ -24,4 +25,4 @@ def plan_splits(num_groups: int, list_length: int, num_sms: int) -> int:
         joining = 0.0 if splits == 1 else 1.0 + 0.05 * splits
         return waves * (-(-tiles // splits) + BLOCK_OVERHEAD_TILES) + joining
 
-    return min(range(1, tiles + 1), key=cost)
+    return min(range(1, min(tiles, MAX_SPLITS) + 1), key=cost)

@@ -10,7 +10,7 @@ from glm_kernels._jit import header, load_kernel
 from glm_kernels.attention.union_slots_ref import union_slots_ref
 
 MAX_TOKENS = 8
-_MAX_ENTRIES = 32768
+_MAX_ENTRIES = 16384
 _BUCKET_BYTES = 4 * 8192
 
 
@@ -59,14 +59,14 @@ def union_slots(
     kernel = load_kernel(
         "union_slots",
         "union_slots_kernel",
-        4 * size + _BUCKET_BYTES,
+        8 * size + _BUCKET_BYTES,
         (("SIZE", size),),
         header("block_sort"),
         device_index=slots.device.index or 0,
     )
     kernel.launch(
         (batch_size, 1, 1),
-        1024,
+        512,
         [slots.contiguous(), scratch, lists, members, counts, next_n, dims["k"]],
     )
     return lists, members, counts

@@ -1,9 +1,9 @@
-// Sort of a few thousand unsigned keys by a block of 1,024 threads: into buckets by their high bits, then
-// by insertion within a bucket. Keys that crowd into one bucket are sorted bitonically instead, which is
+// Sort of a few thousand unsigned keys by a block of 512 threads: into buckets by their high bits, then by
+// rank within a bucket. Keys that crowd into one bucket are sorted bitonically instead, which is
 // slower and has no bad case. Either way the result is the sorted sequence.
 #pragma once
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 512;
 constexpr int kBuckets = 8192;
 constexpr uint32_t kBucketLimit = 64;
 
@@ -46,23 +46,25 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t* scratch
   }
   if (lane == 31) scratch[warp] = value;
   __syncthreads();
-  const uint32_t sum = scratch[lane];
+  const uint32_t sum = lane < kThreads / 32 ? scratch[lane] : 0u;
   const uint32_t below = __reduce_add_sync(0xFFFFFFFF, lane < warp ? sum : 0u);
   *total = __reduce_add_sync(0xFFFFFFFF, sum);
   __syncthreads();
   return value + below;
 }
 
-// Sorts count keys of source into keys. The all-ones key is dropped; returns how many remain.
-template <typename Key>
-__device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* keys,
-                                           uint32_t* buckets) {
+// Sorts count keys of source and calls emit(rank, key) for each; keys is scratch for as many. The all-ones
+// key is dropped; returns how many remain.
+template <typename Key, typename Emit>
+__device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* keys, uint32_t* buckets,
+                                           Emit emit) {
   __shared__ uint32_t scratch[32], smallest, largest;
   constexpr Key kNone = ~static_cast<Key>(0);
   if (threadIdx.x == 0) smallest = 0xFFFFFFFF, largest = 0;
   for (int i = threadIdx.x; i < kBuckets; i += kThreads) buckets[i] = 0;
   __syncthreads();
   uint32_t low = 0xFFFFFFFF, high = 0;
+#pragma unroll 8
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const Key key = source[i];
     if (key == kNone) continue;
@@ -76,29 +78,31 @@ __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* ke
   low = smallest;
   const uint32_t span = largest >= low ? largest - low : 0;
   const int shift = max(0, 32 - __clz(span) - 13);
+#pragma unroll 8
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const Key key = source[i];
     if (key != kNone) atomicAdd(buckets + ((high_bits(key) - low) >> shift), 1u);
   }
   __syncthreads();
   constexpr int kOwn = kBuckets / kThreads;
-  uint32_t sizes[kOwn], own = 0;
+  uint32_t own = 0;
   bool crowded = false;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    sizes[i] = buckets[threadIdx.x * kOwn + i];
-    own += sizes[i];
-    crowded |= sizes[i] > kBucketLimit;
+    const uint32_t size = buckets[threadIdx.x * kOwn + i];
+    own += size;
+    crowded |= size > kBucketLimit;
   }
   uint32_t total;
   uint32_t start = block_scan(own, scratch, &total) - own;
-  const uint32_t first = start;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
+    const uint32_t size = buckets[threadIdx.x * kOwn + i];
     buckets[threadIdx.x * kOwn + i] = start;
-    start += sizes[i];
+    start += size;
   }
   crowded = __syncthreads_or(crowded);
+#pragma unroll 8
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const Key key = source[i];
     if (key != kNone) keys[atomicAdd(buckets + ((high_bits(key) - low) >> shift), 1u)] = key;
@@ -106,19 +110,17 @@ __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* ke
   __syncthreads();
   if (crowded) {
     pad_and_sort(keys, total);
+    for (int i = threadIdx.x; i < total; i += kThreads) emit(i, keys[i]);
     return total;
   }
-  uint32_t begin = first;
-#pragma unroll
-  for (int b = 0; b < kOwn; ++b) {
-    const uint32_t end = begin + sizes[b];
-    for (uint32_t i = begin + 1; i < end; ++i) {
-      const Key key = keys[i];
-      uint32_t j = i;
-      for (; j > begin && keys[j - 1] > key; --j) keys[j] = keys[j - 1];
-      keys[j] = key;
-    }
-    begin = end;
+  for (int i = threadIdx.x; i < total; i += kThreads) {
+    const Key key = keys[i];
+    const uint32_t bucket = (high_bits(key) - low) >> shift;
+    // The scatter left each bucket's end in its counter.
+    const uint32_t begin = bucket == 0 ? 0 : buckets[bucket - 1], end = buckets[bucket];
+    uint32_t rank = begin;
+    for (uint32_t j = begin; j < end; ++j) rank += keys[j] < key;
+    emit(rank, key);
   }
   __syncthreads();
   return total;

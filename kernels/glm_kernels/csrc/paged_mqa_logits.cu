@@ -1,29 +1,34 @@
 // Paged index scores: NEXT_N query tokens of a request against each page of 64 keys, loaded once.
 //
 // A block is one warpgroup. A page is one tile of the matrix instruction's M dimension; every token of the
-// request is a group of NUM_HEADS columns of N. Several blocks share a multiprocessor, so that the
-// weighted ReLU of one overlaps the products of another; STAGES pages are in flight in each.
+// request is a group of NUM_HEADS columns of N. The tokens form GROUPS groups: while one group's weighted
+// ReLU runs, the next group's products do. Several blocks share a multiprocessor.
 //
-// Defines: NUM_HEADS, NEXT_N, TOKENS (tokens a pass), PASSES, STAGES, MIN_BLOCKS. The kernels differ in what
-// they do with a score: store it, store a sample, keep it above a threshold, or repair such a selection.
+// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS. The kernels differ in
+// what they do with a score: store it, store a sample, keep it above a threshold, or repair such a
+// selection.
 
-constexpr int kColumns = TOKENS * NUM_HEADS;
+constexpr int kColumns = TOKENS * NUM_HEADS;  // of a group
 constexpr int kAccumulators = kColumns / 2;
+constexpr int kQuadHeads = NUM_HEADS / 4;  // whose columns one lane of a quad holds
+constexpr int kStaged = 16;  // keys that a warp holds back for a row
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
 
 struct Smem {
   uint8_t* keys;     // [STAGES][64][128], 128-byte swizzle
-  uint8_t* q;        // [PASSES * kColumns][128], same
+  uint8_t* q;        // [GROUPS * kColumns][128], same
   float* scales;     // [STAGES][64]
-  float* weights;    // [PASSES * kColumns]
+  float* weights;    // [GROUPS * TOKENS][4 lanes of a quad][kQuadHeads]
+  uint64_t* staged;  // [4 warps][NEXT_N][kStaged]
 };
 
 __device__ __forceinline__ Smem smem_layout() {
   extern __shared__ __align__(1024) uint8_t smem_raw[];
   uint8_t* q = smem_raw + STAGES * kKeyBytes;
-  float* scales = reinterpret_cast<float*>(q + PASSES * kColumns * 128);
-  return {smem_raw, q, scales, scales + STAGES * 64};
+  float* scales = reinterpret_cast<float*>(q + GROUPS * kColumns * 128);
+  float* weights = scales + STAGES * 64;
+  return {smem_raw, q, scales, weights, reinterpret_cast<uint64_t*>(weights + GROUPS * kColumns)};
 }
 
 __device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
@@ -44,15 +49,19 @@ __device__ __forceinline__ void load_page(const Smem& smem, const uint8_t* cache
 }
 
 __device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q, const float* weights) {
-  for (int i = threadIdx.x; i < PASSES * kColumns * 8; i += 128) {
+  for (int i = threadIdx.x; i < GROUPS * kColumns * 8; i += 128) {
     const int column = i / 8, chunk = i % 8;
     uint4 value = {0, 0, 0, 0};
     if (column < NEXT_N * NUM_HEADS)
       value = *reinterpret_cast<const uint4*>(q + column * 128 + chunk * 16);
     *reinterpret_cast<uint4*>(smem.q + column * 128 + ((chunk ^ (column & 7)) * 16)) = value;
   }
-  for (int i = threadIdx.x; i < PASSES * kColumns; i += 128)
-    smem.weights[i] = i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
+  for (int i = threadIdx.x; i < GROUPS * kColumns; i += 128) {
+    // Head h is column h % 8 of its group of eight; lane q of a quad holds columns 2q and 2q + 1.
+    const int head = i % NUM_HEADS, lane = head % 8 / 2;
+    smem.weights[(i / NUM_HEADS * 4 + lane) * kQuadHeads + head / 8 * 2 + head % 2] =
+        i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
+  }
 }
 
 // Pages of one launch: every step-th page of a request, count of them at most.
@@ -77,83 +86,135 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
   // Page numbers are read an iteration before their copies start.
   int ahead = table[from * step];
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; ++i) {
+  for (int i = 0; i < STAGES - 2; ++i) {
     if (from + i < to) {
       load_page(smem, cache, ahead, i);
       ahead = from + i + 1 < to ? table[(from + i + 1) * step] : 0;
     }
     asm volatile("cp.async.commit_group;\n" ::: "memory");
   }
-  int stage = 0;
-  for (int i = from; i < to; ++i) {
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 2) : "memory");
+  // Waits for page i, frees the stage of page i - 2 and starts the copy that goes there.
+  auto ready = [&](int i) {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 3) : "memory");
     fence_async_proxy();
-    __syncthreads();  // the page is here, and every warp is done with the stage that is refilled next
-    if (i + STAGES - 1 < to) {
-      load_page(smem, cache, ahead, (stage + STAGES - 1) % STAGES);
-      ahead = i + STAGES < to ? table[(i + STAGES) * step] : 0;
+    __syncthreads();
+    const int next = i + STAGES - 2;
+    if (next < to) {
+      load_page(smem, cache, ahead, (next - from) % STAGES);
+      ahead = next + 1 < to ? table[(next + 1) * step] : 0;
     }
     asm volatile("cp.async.commit_group;\n" ::: "memory");
+  };
+  const uint32_t keys_low = descriptor_low(smem_address(smem.keys));
+  const uint32_t queries_low = descriptor_low(smem_address(smem.q));
+  auto issue = [&](float (&d)[kAccumulators], int i, int tokens) {
+    const uint32_t page = keys_low + (i - from) % STAGES * (kKeyBytes >> 4);
+    wgmma_fence();
 #pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) {
-      float d[kAccumulators];
-      wgmma_fence();
+    for (int k = 0; k < 4; ++k)
+      WGMMA_FP8(d, page + k * 2, queries_low + tokens * (kColumns * 128 >> 4) + k * 2, k != 0);
+    wgmma_commit();
+  };
+  auto finish = [&](const float (&d)[kAccumulators], int i, int tokens) {
+    // Each lane holds two columns in eight of both its rows: a token's sum spans the four lanes of a
+    // quad. Exchanging rows first and tokens second leaves one row and every other token a lane.
+    const int in_page = row + 8 * (quad & 1);
+    const float scale = smem.scales[(i - from) % STAGES * 64 + in_page];
+    // The weights of the next token are on their way from shared memory while this one is summed.
+    const float4* weights =
+        reinterpret_cast<const float4*>(smem.weights + (tokens * TOKENS * 4 + quad) * kQuadHeads);
+    float4 w[kQuadHeads / 4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint32_t keys = smem_address(smem.keys) + stage * kKeyBytes + k * 32;
-        const uint32_t queries = smem_address(smem.q) + pass * kColumns * 128 + k * 32;
-        WGMMA_FP8(d, smem_descriptor(keys, 16, 1024), smem_descriptor(queries, 16, 1024), k != 0);
+    for (int j = 0; j < kQuadHeads / 4; ++j) w[j] = weights[j];
+    float sums[TOKENS];
+#pragma unroll
+    for (int token = 0; token < TOKENS; ++token) {
+      float4 next[kQuadHeads / 4];
+#pragma unroll
+      for (int j = 0; j < kQuadHeads / 4; ++j)
+        next[j] = weights[(token + 1 < TOKENS ? token + 1 : token) * kQuadHeads + j];
+      float low[2] = {0.0f, 0.0f}, high[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < kQuadHeads / 4; ++j) {
+        const float* c = d + token * (NUM_HEADS / 2) + 8 * j;
+        low[0] = fmaf(fmaxf(c[0], 0.0f), w[j].x, low[0]);
+        low[1] = fmaf(fmaxf(c[1], 0.0f), w[j].y, low[1]);
+        high[0] = fmaf(fmaxf(c[2], 0.0f), w[j].x, high[0]);
+        high[1] = fmaf(fmaxf(c[3], 0.0f), w[j].y, high[1]);
+        low[0] = fmaf(fmaxf(c[4], 0.0f), w[j].z, low[0]);
+        low[1] = fmaf(fmaxf(c[5], 0.0f), w[j].w, low[1]);
+        high[0] = fmaf(fmaxf(c[6], 0.0f), w[j].z, high[0]);
+        high[1] = fmaf(fmaxf(c[7], 0.0f), w[j].w, high[1]);
+        w[j] = next[j];
       }
-      wgmma_commit();
-      wgmma_wait<0>();
-      const float scale = smem.scales[stage * 64 + row + 8 * (quad & 1)];
-      // Each lane holds two columns in eight of both its rows: a token's sum spans the four lanes of a
-      // quad. Exchanging rows first and tokens second leaves one row and every other token a lane.
-      float sums[TOKENS];
-#pragma unroll
-      for (int token = 0; token < TOKENS; ++token) {
-        float low = 0.0f, high = 0.0f;
-#pragma unroll
-        for (int j = 0; j < NUM_HEADS / 8; ++j) {
-          const int c = token * (NUM_HEADS / 8) + j;
-          const float2 w =
-              *reinterpret_cast<const float2*>(smem.weights + pass * kColumns + c * 8 + quad * 2);
-          low = fmaf(fmaxf(d[4 * c], 0.0f), w.x, low);
-          low = fmaf(fmaxf(d[4 * c + 1], 0.0f), w.y, low);
-          high = fmaf(fmaxf(d[4 * c + 2], 0.0f), w.x, high);
-          high = fmaf(fmaxf(d[4 * c + 3], 0.0f), w.y, high);
-        }
-        const float given = quad & 1 ? low : high;
-        const float kept = quad & 1 ? high : low;
-        sums[token] = kept + __shfl_xor_sync(0xFFFFFFFF, given, 1);
-      }
-      const int in_page = row + 8 * (quad & 1);
-      const int position = i * step * 64 + in_page;
-#pragma unroll
-      for (int pair = 0; pair < (TOKENS + 1) / 2; ++pair) {
-        const float even = sums[2 * pair];
-        const float odd = 2 * pair + 1 < TOKENS ? sums[2 * pair + 1] : 0.0f;
-        const float given = quad & 2 ? even : odd;
-        const float kept = quad & 2 ? odd : even;
-        const float score = (kept + __shfl_xor_sync(0xFFFFFFFF, given, 2)) * scale;
-        const int in_pass = 2 * pair + (quad >> 1);
-        const int token = pass * TOKENS + in_pass;
-        const bool real = in_pass < TOKENS && token < NEXT_N;
-        // Row t of the request sees length - NEXT_N + t + 1 positions.
-        visit(real ? token : -1, position, i * 64 + in_page, score,
-              real && position < length - NEXT_N + token + 1);
-      }
+      const float of_low = low[0] + low[1], of_high = high[0] + high[1];
+      const float given = quad & 1 ? of_low : of_high;
+      const float kept = quad & 1 ? of_high : of_low;
+      sums[token] = kept + __shfl_xor_sync(0xFFFFFFFF, given, 1);
     }
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    const int position = i * step * 64 + in_page;
+#pragma unroll
+    for (int pair = 0; pair < (TOKENS + 1) / 2; ++pair) {
+      const float even = sums[2 * pair];
+      const float odd = 2 * pair + 1 < TOKENS ? sums[2 * pair + 1] : 0.0f;
+      const float given = quad & 2 ? even : odd;
+      const float kept = quad & 2 ? odd : even;
+      const float score = (kept + __shfl_xor_sync(0xFFFFFFFF, given, 2)) * scale;
+      const int in_group = 2 * pair + (quad >> 1);
+      const int token = tokens * TOKENS + in_group;
+      const bool real = in_group < TOKENS && token < NEXT_N;
+      // Row t of the request sees length - NEXT_N + t + 1 positions.
+      visit(real ? token : -1, position, i * 64 + in_page, score,
+            real && position < length - NEXT_N + token + 1);
+    }
+  };
+
+  ready(from);
+#if GROUPS == 1
+  float d[kAccumulators];
+  for (int i = from; i < to; ++i) {
+    issue(d, i, 0);
+    wgmma_wait<0>();
+    if (i + 1 < to) ready(i + 1);
+    finish(d, i, 0);
   }
+#else
+  float even[kAccumulators], odd[kAccumulators];
+  issue(even, from, 0);
+  for (int i = from; i < to; ++i) {
+#pragma unroll
+    for (int pair = 0; pair < GROUPS / 2; ++pair) {
+      issue(odd, i, 2 * pair + 1);
+      wgmma_wait<1>();
+      finish(even, i, 2 * pair);
+      if (pair + 1 < GROUPS / 2) {
+        issue(even, i, 2 * pair + 2);
+        wgmma_wait<1>();
+      } else if (i + 1 < to) {
+        ready(i + 1);
+        issue(even, i + 1, 0);
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+      }
+      finish(odd, i, 2 * pair + 1);
+    }
+  }
+#endif
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
-// Divides the pages of all requests evenly over the blocks and scores this block's share.
-template <typename Visit>
+// Divides the pages of all requests evenly over the blocks and scores this block's share; enter(request)
+// comes before the first score of each request in the share, leave(request) after the last.
+struct Nothing {
+  __device__ __forceinline__ void operator()(int) const {}
+};
+
+template <typename Visit, typename Enter = Nothing, typename Leave = Nothing>
 __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cache, const float* weights,
                                             const int* cache_seqlens, const int* block_table,
                                             int batch_size, int max_num_blocks, Pages pages,
-                                            Visit visit) {
+                                            Visit visit, Enter enter = {}, Leave leave = {}) {
   const Smem smem = smem_layout();
   int64_t total = 0;
   for (int request = 0; request < batch_size; ++request) total += pages.of(cache_seqlens[request]);
@@ -170,12 +231,14 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
     __syncthreads();
     const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
     load_queries(smem, q + first * 128, weights + first);
+    enter(request);
     __syncthreads();
     const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
     score_pages(smem, cache, table, length, from, to, pages.step,
                 [&](int token, int position, int index, float score, bool valid) {
-                  visit(request * NEXT_N + token, token >= 0, position, index, score, valid);
+                  visit(request * NEXT_N + token, token, position, index, score, valid);
                 });
+    leave(request);
   }
 }
 
@@ -186,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             int batch_size, int max_num_blocks, int out_stride) {
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{1, max_num_blocks},
-              [&](int row, bool, int position, int, float score, bool valid) {
+              [&](int row, int, int position, int, float score, bool valid) {
                 if (valid) out[static_cast<int64_t>(row) * out_stride + position] = score;
               });
 }
@@ -199,8 +262,8 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             int batch_size, int max_num_blocks, int sample_stride, int step) {
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{step, sample_stride / 64},
-              [&](int row, bool real, int, int index, float score, bool valid) {
-                if (real)
+              [&](int row, int token, int, int index, float score, bool valid) {
+                if (token >= 0)
                   sample[static_cast<int64_t>(row) * sample_stride + index] =
                       valid ? score : -__int_as_float(0x7F800000);
               });
@@ -214,15 +277,59 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ thresholds, int* __restrict__ counts,
                             uint64_t* __restrict__ candidates, int batch_size, int max_num_blocks,
                             int capacity) {
-  score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
-              Pages{1, max_num_blocks},
-              [&](int row, bool, int position, int, float score, bool valid) {
-                if (valid && score >= thresholds[row] && selectable(score)) {
-                  const int at = atomicAdd(counts + row, 1);
-                  if (at < capacity)
-                    candidates[static_cast<int64_t>(row) * capacity + at] = selection_key(score, position);
-                }
-              });
+  const int lane = threadIdx.x % 32;
+  uint64_t* staged = smem_layout().staged + threadIdx.x / 32 * NEXT_N * kStaged;
+  __shared__ int staged_counts[4][NEXT_N];
+  __shared__ float least[NEXT_N];
+  int* held = staged_counts[threadIdx.x / 32];
+  if (lane < NEXT_N) held[lane] = 0;
+  __syncwarp();
+  // Keys wait in the warp's own shared memory: one global atomic then serves many.
+  auto flush = [&](int row, int token, int count) {
+    int at = 0;
+    if (lane == 0) at = atomicAdd(counts + row, count);
+    at = __shfl_sync(0xFFFFFFFF, at, 0) + lane;
+    if (lane < count && at < capacity)
+      candidates[static_cast<int64_t>(row) * capacity + at] = staged[token * kStaged + lane];
+    __syncwarp();
+  };
+  score_share(
+      q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
+      Pages{1, max_num_blocks},
+      [&](int row, int token, int position, int, float score, bool valid) {
+        const bool pass = valid && score >= least[token] && selectable(score);
+        const uint32_t lanes = __ballot_sync(0xFFFFFFFF, pass);
+        if (lanes == 0) return;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          // Lanes 0 and 1 of each quad hold one token's scores, 2 and 3 another's.
+          const uint32_t own = lanes & (half ? 0xCCCCCCCCu : 0x33333333u);
+          if (own == 0) continue;
+          const int own_row = __shfl_sync(0xFFFFFFFF, row, half * 2);
+          const int own_token = __shfl_sync(0xFFFFFFFF, token, half * 2);
+          int count = held[own_token];
+          if (count + __popc(own) > kStaged) {
+            flush(own_row, own_token, count);
+            count = 0;
+          }
+          if (pass && lane % 4 / 2 == half)
+            staged[own_token * kStaged + count + __popc(own & ((1u << lane) - 1))] =
+                selection_key(score, position);
+          if (lane == 0) held[own_token] = count + __popc(own);
+          __syncwarp();
+        }
+      },
+      [&](int request) {
+        if (threadIdx.x < NEXT_N) least[threadIdx.x] = thresholds[request * NEXT_N + threadIdx.x];
+      },
+      [&](int request) {
+        for (int token = 0; token < NEXT_N; ++token) {
+          if (held[token] > 0) flush(request * NEXT_N + token, token, held[token]);
+          __syncwarp();
+          if (lane == 0) held[token] = 0;
+        }
+        __syncwarp();
+      });
 }
 
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request

@@ -11,11 +11,12 @@ __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Shared-memory matrix descriptor, 128-byte swizzle. Offsets in bytes.
-__device__ __forceinline__ uint64_t smem_descriptor(uint32_t address, uint32_t leading, uint32_t stride) {
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
-         (static_cast<uint64_t>(leading >> 4) << 16) | (static_cast<uint64_t>(stride >> 4) << 32) |
-         (1ull << 62);
+// Shared-memory matrix descriptors, 128-byte swizzle. The high word is the same in all of them: 1,024 bytes
+// between groups of eight rows. In the low word only the address differs within a tile, so that stepping
+// through it adds a constant. leading: bytes between blocks of 64 columns where those are not K.
+constexpr uint32_t kDescriptorHigh = (1024 >> 4) | (1u << 30);
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t leading = 16) {
+  return ((address & 0x3FFFF) >> 4) | (leading >> 4 << 16);
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }

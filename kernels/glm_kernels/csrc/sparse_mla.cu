@@ -3,8 +3,8 @@
 // The 64 rows of a block are the heads of one token, or of several tokens of a request that share one
 // list (the union of their selections), each list entry saying which of them selected it. One warpgroup
 // gathers: packed rows become fp16 codes times scale on the way into shared memory, bf16 rows are copied.
-// Two warpgroups compute: each forms all scores of a tile and accumulates half of the 512 latent columns,
-// so that no probabilities cross between them.
+// Two warpgroups compute: each scores half of a tile's keys, they exchange row maxima and probabilities
+// through shared memory, and each accumulates half of the 512 latent columns.
 //
 // Defines: PACKED (656-byte rows, else bf16).
 
@@ -16,6 +16,12 @@ constexpr float kShift = 8.0f;  // probabilities reach 2^8, which keeps small on
 constexpr float kLn2 = 0.6931471805599453f;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
 
 __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   uint32_t packed;
@@ -45,6 +51,9 @@ __device__ __forceinline__ uint32_t to_operand(uint32_t bf16x2) {
 __device__ __forceinline__ uint4 to_operand(uint4 v) {
   return {to_operand(v.x), to_operand(v.y), to_operand(v.z), to_operand(v.w)};
 }
+
+// Barrier of the two computing warpgroups.
+__device__ __forceinline__ void math_barrier() { asm volatile("bar.sync 1, 256;\n" ::: "memory"); }
 
 // Address of a 16-byte chunk (of 8 values) in a swizzled tile.
 __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
@@ -161,9 +170,11 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                       int total_rows, float scale_log2) {
   extern __shared__ __align__(1024) uint8_t smem[];
   __shared__ __align__(8) uint64_t barriers[2 * kStages];
+  __shared__ float exchange[2][64];  // of the two halves: row maxima in the loop, row sums after it
   __shared__ uint8_t selected[kStages][64];
   uint8_t* smem_q = smem;
   uint8_t* smem_k = smem + kTileBytes;
+  uint8_t* smem_p = smem_k + kStages * kTileBytes;  // [64 rows][64 keys]
   const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
   const int role = threadIdx.x / 128;
 
@@ -178,13 +189,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
       mbarrier_init(smem_address(&barriers[kStages + stage]), 256);
     }
   }
-  for (int i = threadIdx.x; i < 64 * 72; i += 384) {
-    const int row = i / 72, chunk = i % 72;
-    uint4 v = {0, 0, 0, 0};
-    if (row < rows_per_group) v = *reinterpret_cast<const uint4*>(group_q + row * 1152 + chunk * 16);
-    *reinterpret_cast<uint4*>(smem_q + tile_offset(row, chunk)) = to_operand(v);
-  }
-  fence_async_proxy();
   __syncthreads();
 
   if (role == 0) {
@@ -231,30 +235,42 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     const int half = role - 1;
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
     const int bit_low = row / num_heads, bit_high = (row + 8) / num_heads;
+    for (int i = threadIdx.x - 128; i < 64 * 72; i += 256) {
+      const int query = i / 72, chunk = i % 72;
+      uint4 v = {0, 0, 0, 0};
+      if (query < rows_per_group)
+        v = *reinterpret_cast<const uint4*>(group_q + query * 1152 + chunk * 16);
+      *reinterpret_cast<uint4*>(smem_q + tile_offset(query, chunk)) = to_operand(v);
+    }
+    fence_async_proxy();
+    math_barrier();
     float o[128];
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.0f;
+    const uint32_t queries_low = descriptor_low(smem_address(smem_q));
+    const uint32_t scores_low = descriptor_low(smem_address(smem_k) + half * 32 * 128);
+    const uint32_t probabilities_low = descriptor_low(smem_address(smem_p));
+    const uint32_t values_low = descriptor_low(smem_address(smem_k) + half * 4 * kBlockBytes, kBlockBytes);
     float max_low = -infinity(), max_high = -infinity(), sum_low = 0.0f, sum_high = 0.0f;
 
     for (int tile = begin; tile < end; ++tile) {
       const int stage = (tile - begin) % kStages, round = (tile - begin) / kStages;
-      const uint32_t keys = smem_address(smem_k + stage * kTileBytes);
       mbarrier_wait(smem_address(&barriers[stage]), round & 1);
-      float s[32];
+      float s[16];
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 36; ++k) {
-        const uint32_t offset = (k / 4) * kBlockBytes + (k % 4) * 32;
-        wgmma_ss_n64(s, smem_descriptor(smem_address(smem_q) + offset, 16, 1024),
-                     smem_descriptor(keys + offset, 16, 1024), k != 0);
+        const uint32_t offset = ((k / 4) * kBlockBytes + (k % 4) * 32) >> 4;
+        wgmma_ss_n32(s, queries_low + offset, scores_low + stage * (kTileBytes >> 4) + offset, k != 0);
       }
       wgmma_commit();
       wgmma_wait<0>();
 
-      float new_low = max_low, new_high = max_high;
+      float new_low = -infinity(), new_high = -infinity();
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const uint16_t flags = *reinterpret_cast<const uint16_t*>(&selected[stage][j * 8 + quad * 2]);
+      for (int j = 0; j < 4; ++j) {
+        const uint16_t flags =
+            *reinterpret_cast<const uint16_t*>(&selected[stage][half * 32 + j * 8 + quad * 2]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const uint32_t flag = flags >> (8 * i);
@@ -268,25 +284,34 @@ extern "C" __global__ void __launch_bounds__(384, 1)
       new_low = fmaxf(new_low, __shfl_xor_sync(0xFFFFFFFF, new_low, 2));
       new_high = fmaxf(new_high, __shfl_xor_sync(0xFFFFFFFF, new_high, 1));
       new_high = fmaxf(new_high, __shfl_xor_sync(0xFFFFFFFF, new_high, 2));
+      if (quad == 0) {
+        exchange[half][row] = new_low;
+        exchange[half][row + 8] = new_high;
+      }
+      math_barrier();
+      new_low = fmaxf(fmaxf(max_low, new_low), exchange[1 - half][row]);
+      new_high = fmaxf(fmaxf(max_high, new_high), exchange[1 - half][row + 8]);
       // A row with nothing selected yet has no maximum to subtract.
       const float base_low = (new_low == -infinity() ? 0.0f : new_low) - kShift;
       const float base_high = (new_high == -infinity() ? 0.0f : new_high) - kShift;
-      const float keep_low = exp2f(max_low - kShift - base_low);
-      const float keep_high = exp2f(max_high - kShift - base_high);
+      const float keep_low = exp2_fast(max_low - kShift - base_low);
+      const float keep_high = exp2_fast(max_high - kShift - base_high);
       max_low = new_low;
       max_high = new_high;
       sum_low *= keep_low;
       sum_high *= keep_high;
-      uint32_t p[16];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float a = exp2f(s[4 * j] - base_low), b = exp2f(s[4 * j + 1] - base_low);
-        const float c = exp2f(s[4 * j + 2] - base_high), d = exp2f(s[4 * j + 3] - base_high);
+      for (int j = 0; j < 4; ++j) {
+        const float a = exp2_fast(s[4 * j] - base_low), b = exp2_fast(s[4 * j + 1] - base_low);
+        const float c = exp2_fast(s[4 * j + 2] - base_high), d = exp2_fast(s[4 * j + 3] - base_high);
         sum_low += a + b;
         sum_high += c + d;
-        p[2 * j] = pack_half(a, b);
-        p[2 * j + 1] = pack_half(c, d);
+        // Rows 8 apart have the same swizzle.
+        uint8_t* p = smem_p + tile_offset(row, half * 4 + j) + quad * 4;
+        *reinterpret_cast<uint32_t*>(p) = pack_half(a, b);
+        *reinterpret_cast<uint32_t*>(p + 8 * 128) = pack_half(c, d);
       }
+      fence_async_proxy();
       if (__any_sync(0xFFFFFFFF, keep_low != 1.0f || keep_high != 1.0f)) {
 #pragma unroll
         for (int i = 0; i < 128; i += 4) {
@@ -296,11 +321,11 @@ extern "C" __global__ void __launch_bounds__(384, 1)
           o[i + 3] *= keep_high;
         }
       }
+      math_barrier();
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        wgmma_rs_n256(o, p + 4 * k,
-                      smem_descriptor(keys + half * 4 * kBlockBytes + k * 2048, kBlockBytes, 1024), 1);
+        wgmma_ss_n256(o, probabilities_low + k * 2, values_low + stage * (kTileBytes >> 4) + k * 128, 1);
       wgmma_commit();
       wgmma_wait<0>();
       mbarrier_arrive(smem_address(&barriers[kStages + stage]));
@@ -310,6 +335,15 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     sum_low += __shfl_xor_sync(0xFFFFFFFF, sum_low, 2);
     sum_high += __shfl_xor_sync(0xFFFFFFFF, sum_high, 1);
     sum_high += __shfl_xor_sync(0xFFFFFFFF, sum_high, 2);
+    math_barrier();
+    if (quad == 0) {
+      exchange[half][row] = sum_low;
+      exchange[half][row + 8] = sum_high;
+    }
+    math_barrier();
+    // Added in the same order by both halves.
+    sum_low = exchange[0][row] + exchange[1][row];
+    sum_high = exchange[0][row + 8] + exchange[1][row + 8];
     const float inverse[2] = {sum_low > 0.0f ? 1.0f / sum_low : 0.0f,
                               sum_high > 0.0f ? 1.0f / sum_high : 0.0f};
     const float log_sum[2] = {
@@ -334,33 +368,42 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   }
 }
 
-// Joins the parts of each row by their log-sum-exp. A block a row, 128 threads of four columns.
+// Joins the parts of each row by their log-sum-exp. A block a row, 128 threads of four columns; splits is
+// at most 32.
 extern "C" __global__ void __launch_bounds__(128)
     combine_splits_kernel(const uint8_t* __restrict__ parts, const float* __restrict__ part_lse,
                           uint8_t* __restrict__ out, float* __restrict__ lse, int total_rows,
                           int splits) {
   const int64_t row = blockIdx.x;
-  float largest = -infinity();
-  for (int i = 0; i < splits; ++i) largest = fmaxf(largest, part_lse[i * static_cast<int64_t>(total_rows) + row]);
-  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, total = 0.0f;
-  if (largest > -infinity()) {
-    for (int i = 0; i < splits; ++i) {
-      const int64_t at = i * static_cast<int64_t>(total_rows) + row;
-      const float weight = exp2f((part_lse[at] - largest) / kLn2);
-      const uint2 v = *reinterpret_cast<const uint2*>(parts + at * 1024 + threadIdx.x * 8);
-      const uint32_t pairs[2] = {v.x, v.y};
+  const int lane = threadIdx.x % 32;
+  // Every warp holds all the weights, one a lane.
+  const float own = lane < splits ? part_lse[lane * static_cast<int64_t>(total_rows) + row] : -infinity();
+  float largest = own;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint16_t bits = pairs[j / 2] >> (16 * (j % 2));
-        float value;
+  for (int offset = 16; offset > 0; offset /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, offset));
+  const float weight = own > -infinity() ? exp2_fast((own - largest) / kLn2) : 0.0f;
+  float total = weight;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    total += __shfl_xor_sync(0xFFFFFFFF, total, offset);
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 8
+  for (int i = 0; i < splits; ++i) {
+    const float share = __shfl_sync(0xFFFFFFFF, weight, i);
+    const int64_t at = i * static_cast<int64_t>(total_rows) + row;
+    const uint2 v = *reinterpret_cast<const uint2*>(parts + at * 1024 + threadIdx.x * 8);
+    const uint32_t pairs[2] = {v.x, v.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint16_t bits = pairs[j / 2] >> (16 * (j % 2));
+      float value;
 #if PACKED
-        asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(bits));
+      asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(bits));
 #else
-        value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
+      value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
 #endif
-        sum[j] = fmaf(weight, value, sum[j]);
-      }
-      total += weight;
+      sum[j] = fmaf(share, value, sum[j]);
     }
   }
   const float inverse = total > 0.0f ? 1.0f / total : 0.0f;

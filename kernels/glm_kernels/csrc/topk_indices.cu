@@ -23,13 +23,38 @@ __device__ __forceinline__ uint32_t block_sum(uint32_t value, uint32_t* scratch)
   value = __reduce_add_sync(0xFFFFFFFF, value);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
   __syncthreads();
-  value = __reduce_add_sync(0xFFFFFFFF, scratch[threadIdx.x % 32]);
+  value = __reduce_add_sync(0xFFFFFFFF, threadIdx.x % 32 < kThreads / 32 ? scratch[threadIdx.x % 32] : 0u);
   __syncthreads();
   return value;
 }
 
+// The rank-th smallest (from 1) of the sampled high keys, rounded up in its low 16 bits.
+template <int kHeld>
+__device__ __forceinline__ uint32_t sample_threshold(const float* base, int64_t step, int samples,
+                                                     uint32_t rank, uint32_t* scratch) {
+  uint32_t held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    held[i] = 0xFFFFFFFF;
+    if (at < samples) {
+      const float score = base[at * step];
+      if (selectable(score)) held[i] = static_cast<uint32_t>(selection_key(score, 0) >> 32);
+    }
+  }
+  uint32_t low = 0;  // the largest prefix with fewer than rank samples below it
+  for (int bit = 31; bit >= 16; --bit) {
+    const uint32_t candidate = low | 1u << bit;
+    uint32_t below = 0;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) below += held[i] < candidate;
+    if (block_sum(below, scratch) < rank) low = candidate;
+  }
+  return low | 0xFFFF;
+}
+
 // Threshold of each row, and its candidate count set to zero. Samples are either every step-th score of
-// the row, or already packed (packed != 0) with one page in step. Thresholds are rounded down to 16 bits.
+// the row, or already packed (packed != 0) with one page in step.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     topk_threshold_kernel(const float* __restrict__ values, float* __restrict__ thresholds,
                           int* __restrict__ counts, const int* ks, const int* ke,
@@ -50,32 +75,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     samples = (pages + step - 1) / step * 64;
   }
   const float* base = values + static_cast<int64_t>(row) * stride + (packed ? 0 : rows.start(row));
-  constexpr int kHeld = 32;
-  uint32_t held[kHeld];
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int at = threadIdx.x + i * kThreads;
-    held[i] = 0xFFFFFFFF;
-    if (at < samples) {
-      const float score = base[packed ? at : static_cast<int64_t>(at) * step];
-      if (selectable(score)) held[i] = static_cast<uint32_t>(selection_key(score, 0) >> 32);
-    }
-  }
+  const int64_t stride_in_row = packed ? 1 : step;
   // Rank in the sample at which, but for one time in millions, at least topk scores of the row pass.
   const float mean = static_cast<float>(topk) * samples / length;
   const uint32_t rank = static_cast<uint32_t>(mean + 4.5f * sqrtf(mean) + 8.0f);
-  uint32_t low = 0;  // bits of the largest prefix with fewer than rank samples below it
-  for (int bit = 31; bit >= 14; --bit) {
-    const uint32_t candidate = low | 1u << bit;
-    uint32_t below = 0;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i)
-      if (i * kThreads < samples) below += held[i] < candidate;
-    if (block_sum(below, scratch) < rank) low = candidate;
-  }
+  uint32_t bits;
+  if (samples <= 4 * kThreads) bits = sample_threshold<4>(base, stride_in_row, samples, rank, scratch);
+  else if (samples <= 8 * kThreads) bits = sample_threshold<8>(base, stride_in_row, samples, rank, scratch);
+  else bits = sample_threshold<32>(base, stride_in_row, min(samples, 32 * kThreads), rank, scratch);
   if (threadIdx.x == 0) {
-    const uint32_t bits = low | 0x3FFF;  // the worst score of this prefix
-    // 0xFF800000 and beyond are -inf and NaN patterns; a sample with so few scores filters nothing.
+    // 0xFF800000 and beyond are -inf and NaN patterns: so few scores need no filter.
     thresholds[row] = bits >= 0xFF800000u ? everything
                                           : __uint_as_float(bits >> 31 ? bits : bits ^ 0x7FFFFFFFu);
   }
@@ -101,17 +110,25 @@ extern "C" __global__ void __launch_bounds__(256)
       const int at = first + i * 256 + threadIdx.x;
       held[i] = at < to ? __ldg(base + at) : -__int_as_float(0x7F800000);
     }
+    uint32_t lanes[kBatch];
+    int total = 0;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const bool pass = held[i] >= threshold && selectable(held[i]);
-      const uint32_t lanes = __ballot_sync(0xFFFFFFFF, pass);
-      if (lanes == 0) continue;
-      int at = 0;
-      if (threadIdx.x % 32 == 0) at = atomicAdd(counts + row, __popc(lanes));
-      at = __shfl_sync(0xFFFFFFFF, at, 0) + __popc(lanes & ((1u << threadIdx.x % 32) - 1));
-      if (pass && at < CAPACITY)
-        candidates[static_cast<int64_t>(row) * CAPACITY + at] =
+      lanes[i] = __ballot_sync(0xFFFFFFFF, held[i] >= threshold && selectable(held[i]));
+      total += __popc(lanes[i]);
+    }
+    if (total == 0) continue;
+    const int lane = threadIdx.x % 32;
+    int at = 0;
+    if (lane == 0) at = atomicAdd(counts + row, total);
+    at = __shfl_sync(0xFFFFFFFF, at, 0);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int own = at + __popc(lanes[i] & ((1u << lane) - 1));
+      if ((lanes[i] >> lane & 1) && own < CAPACITY)
+        candidates[static_cast<int64_t>(row) * CAPACITY + own] =
             selection_key(held[i], first + i * 256 + threadIdx.x);
+      at += __popc(lanes[i]);
     }
   }
 }
@@ -160,7 +177,7 @@ __device__ uint32_t radix_select(const float* base, int length, uint32_t topk, u
 }
 
 // Sorts a row's candidates and writes the best topk as positions, or as slots through block_table.
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     topk_sort_kernel(const float* __restrict__ values, const float* __restrict__ thresholds,
                      const int* __restrict__ counts, const uint64_t* __restrict__ candidates,
                      const int* ks, const int* ke, const int* cache_seqlens, int width, int next_n,
@@ -172,24 +189,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
   const int row = blockIdx.x, length = rows.length(row);
   int count = length <= 0 ? 0 : counts[row];
+  const int request = row_to_batch ? row_to_batch[row] : row / rows_per_request;
+  auto emit = [&](int rank, uint64_t key) {
+    if (rank >= topk) return;
+    int result = static_cast<int>(key & 0xFFFFFFFF);
+    if (block_table != nullptr) {
+      const int page = block_table[static_cast<int64_t>(request) * max_num_blocks + result / page_size];
+      result = page * page_size + result % page_size;
+    }
+    out[static_cast<int64_t>(row) * topk + rank] = result;
+  };
   const bool complete = !selectable(thresholds[row]) && count <= CAPACITY;
   if (length > 0 && !complete && values != nullptr && (count < topk || count > CAPACITY)) {
     const float* base = values + static_cast<int64_t>(row) * stride + rows.start(row);
     count = radix_select(base, length, topk, keys, counters);
     pad_and_sort(keys, count);
+    for (int i = threadIdx.x; i < count; i += kThreads) emit(i, keys[i]);
   } else {
-    count = bucket_sort(candidates + static_cast<int64_t>(row) * CAPACITY, count, keys, counters);
+    count = bucket_sort(candidates + static_cast<int64_t>(row) * CAPACITY, count, keys, counters, emit);
   }
-  const int request = row_to_batch ? row_to_batch[row] : row / rows_per_request;
-  for (int i = threadIdx.x; i < topk; i += kThreads) {
-    int result = -1;
-    if (i < count) {
-      result = static_cast<int>(keys[i] & 0xFFFFFFFF);
-      if (block_table != nullptr) {
-        const int page = block_table[static_cast<int64_t>(request) * max_num_blocks + result / page_size];
-        result = page * page_size + result % page_size;
-      }
-    }
-    out[static_cast<int64_t>(row) * topk + i] = result;
-  }
+  for (int i = count + threadIdx.x; i < topk; i += kThreads)
+    out[static_cast<int64_t>(row) * topk + i] = -1;
 }

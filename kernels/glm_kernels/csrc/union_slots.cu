@@ -16,7 +16,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     scratch[base + i] = slot < 0 ? 0xFFFFFFFFu : static_cast<uint32_t>(slot) << 3 | i / k;
   }
   __syncthreads();
-  const int count = bucket_sort(scratch + base, entries, pairs, pairs + SIZE);
+  uint32_t* unsorted = pairs + SIZE;
+  const int count = bucket_sort(scratch + base, entries, unsorted, unsorted + SIZE,
+                                [&](int rank, uint32_t pair) { pairs[rank] = pair; });
+  __syncthreads();
   // Each thread numbers the first pairs of its own stretch.
   constexpr int kStretch = SIZE / kThreads;
   const int first = threadIdx.x * kStretch;

@@ -10,11 +10,12 @@ from glm_kernels import _arch, _wgmma
 from glm_kernels._jit import Kernel, header, load_kernel
 from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES
 
-MAX_COLUMNS = 256
+MAX_COLUMNS = 128  # of a group: two groups' accumulators fit the registers
 MAX_NEXT_N = 8
-MIN_STAGES = 3
+REGISTERS_BESIDE = 48
+STAGED_BYTES = 4 * 16 * 8  # keys that four warps hold back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
-NUM_HEADS = (8, 16, 32, 64)
+NUM_HEADS = (16, 32, 64)
 
 
 def accepts(
@@ -56,20 +57,22 @@ def scoring_kernel(
     Returns:
         The kernel and the blocks that fill the device once.
     """
-    passes = -(-next_n * num_heads // MAX_COLUMNS)
-    tokens = -(-next_n // passes)
+    groups = 1 if next_n == 1 else 2 * -(-next_n * num_heads // (2 * MAX_COLUMNS))
+    tokens = -(-next_n // groups)
     columns = tokens * num_heads
-    shared_fixed = passes * columns * (INDEX_HEAD_DIM + 4)
-    # Registers allow this many blocks: accumulators and about 32 more a thread, 512 for each of 128
-    # threads. Shared memory then decides between blocks and the pages that each has in flight.
-    min_blocks = min(7, 512 // (columns // 2 + 32))
-    while (stages := _stages(min_blocks, shared_fixed)) < MIN_STAGES:
+    shared_fixed = groups * columns * (INDEX_HEAD_DIM + 4) + next_n * STAGED_BYTES
+    # Registers allow this many blocks: the accumulators of two groups and some more a thread, 512 for each of
+    # 128 threads. Shared memory then decides between blocks and pages in flight.
+    min_blocks = min(7, 512 // (columns // 2 * min(groups, 2) + REGISTERS_BESIDE))
+    # One token is bound by memory and wants pages in flight, more tokens want blocks to overlap.
+    least = 4 if groups == 1 else 3
+    while (stages := _stages(min_blocks, shared_fixed)) < least:
         min_blocks -= 1
     defines = (
         ("NUM_HEADS", num_heads),
         ("NEXT_N", next_n),
+        ("GROUPS", groups),
         ("TOKENS", tokens),
-        ("PASSES", passes),
         ("STAGES", stages),
         ("MIN_BLOCKS", min_blocks),
     )

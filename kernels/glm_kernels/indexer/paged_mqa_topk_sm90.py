@@ -3,7 +3,7 @@
 A sample of the pages is scored first; its scores give each row a threshold that lets somewhat more than
 k positions pass. The full pass keeps those only. Rows whose count shows that the threshold was too high
 or too low (tied scores, sorted contexts) are selected exactly by a repair kernel, which scores their
-request once a byte of the selection key. Workspace: 64 KB of candidates a row and 1/32 of the logits.
+request once a byte of the selection key. Workspace: 64 KB of candidates a row and 1/64 of the logits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 
 from glm_kernels.indexer.paged_mqa_logits_sm90 import scoring_kernel
-from glm_kernels.indexer.topk_indices_sm90 import CAPACITY, SAMPLE_STEP, topk_kernel
+from glm_kernels.indexer.topk_indices_sm90 import CAPACITY, SAMPLE_STEP, THREADS, topk_kernel
 
 # The threshold kernel holds this many samples of a row.
-MAX_SAMPLES = 32768
+MAX_SAMPLES = 16384
 
 
 def sample_step(max_num_blocks: int) -> int:
@@ -65,7 +65,7 @@ def paged_mqa_topk_sm90(
         kernel.launch((blocks, 1, 1), 128, [*inputs, sample, *sizes])
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
-        (rows, 1, 1), 1024, [sample, thresholds, counts, *window, step, 1, topk]
+        (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk]
     )
     kept = (thresholds, counts, candidates)
     kernel, blocks = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
@@ -74,7 +74,7 @@ def paged_mqa_topk_sm90(
     kernel.launch((batch_size, 1, 1), 128, [*inputs, *kept, max_num_blocks, CAPACITY, topk])
     topk_kernel("topk_sort_kernel", index).launch(
         (rows, 1, 1),
-        1024,
+        THREADS,
         [None, *kept, *window, None, None, next_n, max_num_blocks, 1, out, topk],
     )
     return out

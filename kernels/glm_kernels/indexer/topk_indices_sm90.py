@@ -12,8 +12,9 @@ from glm_kernels._jit import Kernel, header, load_kernel
 # Candidates kept for a row. Above the largest k by enough that a sampled threshold seldom misses.
 CAPACITY = 8192
 MAX_TOPK = 4096
-SAMPLE_STEP = 32
-MAX_WIDTH = CAPACITY * 128
+SAMPLE_STEP = 64
+THREADS = 512
+MAX_WIDTH = 1 << 20
 
 
 def accepts(
@@ -81,7 +82,7 @@ def topk_indices_sm90(
     out = torch.empty(num_tokens, k, dtype=torch.int32, device=device)
     window = (cu_seqlen_ks, cu_seqlen_ke, cache_seqlens, width, next_n, logits.stride(0))
     topk_kernel("topk_threshold_kernel", index).launch(
-        (num_tokens, 1, 1), 1024, [logits, thresholds, counts, *window, SAMPLE_STEP, 0, k]
+        (num_tokens, 1, 1), THREADS, [logits, thresholds, counts, *window, SAMPLE_STEP, 0, k]
     )
     pieces = max(1, min(width // 4096, 16 * _arch.sm_count(index) // num_tokens))
     topk_kernel("topk_filter_kernel", index).launch(
@@ -90,7 +91,7 @@ def topk_indices_sm90(
     batch_size, max_num_blocks = block_table.shape if block_table is not None else (1, 0)
     topk_kernel("topk_sort_kernel", index).launch(
         (num_tokens, 1, 1),
-        1024,
+        THREADS,
         [
             *(logits, thresholds, counts, candidates, *window),
             *(block_table, row_to_batch, max(1, num_tokens // batch_size), max_num_blocks),
