@@ -11,7 +11,7 @@
 constexpr int kColumns = TOKENS * NUM_HEADS;  // of a group
 constexpr int kAccumulators = kColumns / 2;
 constexpr int kQuadHeads = NUM_HEADS / 4;  // whose columns one lane of a quad holds
-constexpr int kStaged = 16;  // keys that a warp holds back for a row
+constexpr int kStaged = 24;  // keys that a warp holds back for a row: 16 of one page, and 8
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
 
@@ -78,9 +78,15 @@ struct Pages {
 // Scores pages [from, to) of a request, in order; calls visit(token, position, index, score, valid) in
 // whole warps, where index counts positions of the launch's pages and valid says that a token sees the
 // position. Lanes without a score call it with token -1.
-template <typename Visit>
+struct Nothing {
+  template <typename... Arguments>
+  __device__ __forceinline__ void operator()(Arguments...) const {}
+};
+
+template <typename Visit, typename PageEnd = Nothing>
 __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cache, const int* table,
-                                            int length, int from, int to, int step, Visit visit) {
+                                            int length, int from, int to, int step, Visit visit,
+                                            PageEnd page_end = {}) {
   const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
   const int row = threadIdx.x / 32 * 16 + group;
   // Page numbers are read an iteration before their copies start.
@@ -120,19 +126,14 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
     // quad. Exchanging rows first and tokens second leaves one row and every other token a lane.
     const int in_page = row + 8 * (quad & 1);
     const float scale = smem.scales[(i - from) % STAGES * 64 + in_page];
-    // The weights of the next token are on their way from shared memory while this one is summed.
     const float4* weights =
         reinterpret_cast<const float4*>(smem.weights + (tokens * TOKENS * 4 + quad) * kQuadHeads);
-    float4 w[kQuadHeads / 4];
-#pragma unroll
-    for (int j = 0; j < kQuadHeads / 4; ++j) w[j] = weights[j];
     float sums[TOKENS];
 #pragma unroll
     for (int token = 0; token < TOKENS; ++token) {
-      float4 next[kQuadHeads / 4];
+      float4 w[kQuadHeads / 4];
 #pragma unroll
-      for (int j = 0; j < kQuadHeads / 4; ++j)
-        next[j] = weights[(token + 1 < TOKENS ? token + 1 : token) * kQuadHeads + j];
+      for (int j = 0; j < kQuadHeads / 4; ++j) w[j] = weights[token * kQuadHeads + j];
       float low[2] = {0.0f, 0.0f}, high[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int j = 0; j < kQuadHeads / 4; ++j) {
@@ -145,7 +146,6 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
         low[1] = fmaf(fmaxf(c[5], 0.0f), w[j].w, low[1]);
         high[0] = fmaf(fmaxf(c[6], 0.0f), w[j].z, high[0]);
         high[1] = fmaf(fmaxf(c[7], 0.0f), w[j].w, high[1]);
-        w[j] = next[j];
       }
       const float of_low = low[0] + low[1], of_high = high[0] + high[1];
       const float given = quad & 1 ? of_low : of_high;
@@ -177,6 +177,7 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
     wgmma_wait<0>();
     if (i + 1 < to) ready(i + 1);
     finish(d, i, 0);
+    page_end();
   }
 #else
   float even[kAccumulators], odd[kAccumulators];
@@ -199,22 +200,22 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
       }
       finish(odd, i, 2 * pair + 1);
     }
+    page_end();
   }
 #endif
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
 // Divides the pages of all requests evenly over the blocks and scores this block's share; enter(request)
-// comes before the first score of each request in the share, leave(request) after the last.
-struct Nothing {
-  __device__ __forceinline__ void operator()(int) const {}
-};
-
-template <typename Visit, typename Enter = Nothing, typename Leave = Nothing>
+// comes before the first score of each request in the share, page_end(request) after each page, and
+// leave(request) after the last.
+template <typename Visit, typename Enter = Nothing, typename PageEnd = Nothing,
+          typename Leave = Nothing>
 __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cache, const float* weights,
                                             const int* cache_seqlens, const int* block_table,
                                             int batch_size, int max_num_blocks, Pages pages,
-                                            Visit visit, Enter enter = {}, Leave leave = {}) {
+                                            Visit visit, Enter enter = {},
+                                            PageEnd page_end = {}, Leave leave = {}) {
   const Smem smem = smem_layout();
   int64_t total = 0;
   for (int request = 0; request < batch_size; ++request) total += pages.of(cache_seqlens[request]);
@@ -237,7 +238,8 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
     score_pages(smem, cache, table, length, from, to, pages.step,
                 [&](int token, int position, int index, float score, bool valid) {
                   visit(request * NEXT_N + token, token, position, index, score, valid);
-                });
+                },
+                [&] { page_end(request); });
     leave(request);
   }
 }
@@ -250,7 +252,11 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{1, max_num_blocks},
               [&](int row, int, int position, int, float score, bool valid) {
-                if (valid) out[static_cast<int64_t>(row) * out_stride + position] = score;
+                // Predicated, not branched around: a quarter of the lanes always stay out.
+                asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}\n" ::"l"(
+                                 out + static_cast<int64_t>(row) * out_stride + position),
+                             "f"(score), "r"(static_cast<int>(valid))
+                             : "memory");
               });
 }
 
@@ -285,51 +291,37 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
   if (lane < NEXT_N) held[lane] = 0;
   __syncwarp();
   // Keys wait in the warp's own shared memory: one global atomic then serves many.
-  auto flush = [&](int row, int token, int count) {
-    int at = 0;
-    if (lane == 0) at = atomicAdd(counts + row, count);
-    at = __shfl_sync(0xFFFFFFFF, at, 0) + lane;
-    if (lane < count && at < capacity)
-      candidates[static_cast<int64_t>(row) * capacity + at] = staged[token * kStaged + lane];
+  auto flush_above = [&](int request, int limit) {
+    for (int token = 0; token < NEXT_N; ++token) {
+      const int count = held[token];
+      if (count <= limit) continue;
+      const int row = request * NEXT_N + token;
+      int at = 0;
+      if (lane == 0) at = atomicAdd(counts + row, count);
+      at = __shfl_sync(0xFFFFFFFF, at, 0) + lane;
+      if (lane < count && at < capacity)
+        candidates[static_cast<int64_t>(row) * capacity + at] = staged[token * kStaged + lane];
+      __syncwarp();
+      if (lane == 0) held[token] = 0;
+    }
     __syncwarp();
   };
   score_share(
       q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
       Pages{1, max_num_blocks},
-      [&](int row, int token, int position, int, float score, bool valid) {
-        const bool pass = valid && score >= least[token] && selectable(score);
-        const uint32_t lanes = __ballot_sync(0xFFFFFFFF, pass);
-        if (lanes == 0) return;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          // Lanes 0 and 1 of each quad hold one token's scores, 2 and 3 another's.
-          const uint32_t own = lanes & (half ? 0xCCCCCCCCu : 0x33333333u);
-          if (own == 0) continue;
-          const int own_row = __shfl_sync(0xFFFFFFFF, row, half * 2);
-          const int own_token = __shfl_sync(0xFFFFFFFF, token, half * 2);
-          int count = held[own_token];
-          if (count + __popc(own) > kStaged) {
-            flush(own_row, own_token, count);
-            count = 0;
-          }
-          if (pass && lane % 4 / 2 == half)
-            staged[own_token * kStaged + count + __popc(own & ((1u << lane) - 1))] =
-                selection_key(score, position);
-          if (lane == 0) held[own_token] = count + __popc(own);
-          __syncwarp();
-        }
+      [&](int, int token, int position, int, float score, bool valid) {
+        if (valid && score >= least[token] && selectable(score))
+          staged[token * kStaged + atomicAdd(held + token, 1)] = selection_key(score, position);
       },
       [&](int request) {
         if (threadIdx.x < NEXT_N) least[threadIdx.x] = thresholds[request * NEXT_N + threadIdx.x];
       },
       [&](int request) {
-        for (int token = 0; token < NEXT_N; ++token) {
-          if (held[token] > 0) flush(request * NEXT_N + token, token, held[token]);
-          __syncwarp();
-          if (lane == 0) held[token] = 0;
-        }
         __syncwarp();
-      });
+        const int most = lane < NEXT_N ? held[lane] : 0;
+        if (__any_sync(0xFFFFFFFF, most > kStaged - 16)) flush_above(request, kStaged - 16);
+      },
+      [&](int request) { flush_above(request, 0); });
 }
 
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request

@@ -90,19 +90,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Keys at or above the threshold; grid (pieces, rows).
+// Keys at or above the threshold; grid (pieces, rows). A block gathers its keys in shared memory and takes
+// one global atomic for all of them; keys beyond that room, rare at any sensible threshold, take their own.
 extern "C" __global__ void __launch_bounds__(256)
     topk_filter_kernel(const float* __restrict__ values, const float* __restrict__ thresholds,
                        int* __restrict__ counts, uint64_t* __restrict__ candidates, const int* ks,
                        const int* ke, const int* cache_seqlens, int width, int next_n, int stride) {
+  constexpr int kRoom = 1024, kBatch = 8;
+  __shared__ uint64_t gathered[kRoom];
+  __shared__ int found, target;
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
   const int row = blockIdx.y, length = rows.length(row);
   if (length <= 0) return;
+  if (threadIdx.x == 0) found = 0;
+  __syncthreads();
   const float* base = values + static_cast<int64_t>(row) * stride + rows.start(row);
   const float threshold = thresholds[row];
-  const int piece = ((length + gridDim.x - 1) / gridDim.x + 3) / 4 * 4;
+  uint64_t* own = candidates + static_cast<int64_t>(row) * CAPACITY;
+  const int piece = (length + gridDim.x - 1) / gridDim.x;
   const int from = blockIdx.x * piece, to = min(from + piece, length);
-  constexpr int kBatch = 8;
   for (int first = from; first < to; first += 256 * kBatch) {
     float held[kBatch];
 #pragma unroll
@@ -110,27 +116,25 @@ extern "C" __global__ void __launch_bounds__(256)
       const int at = first + i * 256 + threadIdx.x;
       held[i] = at < to ? __ldg(base + at) : -__int_as_float(0x7F800000);
     }
-    uint32_t lanes[kBatch];
-    int total = 0;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      lanes[i] = __ballot_sync(0xFFFFFFFF, held[i] >= threshold && selectable(held[i]));
-      total += __popc(lanes[i]);
-    }
-    if (total == 0) continue;
-    const int lane = threadIdx.x % 32;
-    int at = 0;
-    if (lane == 0) at = atomicAdd(counts + row, total);
-    at = __shfl_sync(0xFFFFFFFF, at, 0);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int own = at + __popc(lanes[i] & ((1u << lane) - 1));
-      if ((lanes[i] >> lane & 1) && own < CAPACITY)
-        candidates[static_cast<int64_t>(row) * CAPACITY + own] =
-            selection_key(held[i], first + i * 256 + threadIdx.x);
-      at += __popc(lanes[i]);
+      if (!(held[i] >= threshold) || !selectable(held[i])) continue;
+      const uint64_t key = selection_key(held[i], first + i * 256 + threadIdx.x);
+      const int at = atomicAdd(&found, 1);
+      if (at < kRoom) {
+        gathered[at] = key;
+      } else {
+        const int beyond = atomicAdd(counts + row, 1);
+        if (beyond < CAPACITY) own[beyond] = key;
+      }
     }
   }
+  __syncthreads();
+  const int kept = min(found, kRoom);
+  if (threadIdx.x == 0 && kept > 0) target = atomicAdd(counts + row, kept);
+  __syncthreads();
+  for (int i = threadIdx.x; i < kept; i += 256)
+    if (target + i < CAPACITY) own[target + i] = gathered[i];
 }
 
 // Exactly the min(topk, selectable) best keys of a row of scores, unordered, into keys. Returns how many.

@@ -10,10 +10,11 @@ from glm_kernels import _arch, _wgmma
 from glm_kernels._jit import Kernel, header, load_kernel
 from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES
 
-MAX_COLUMNS = 128  # of a group: two groups' accumulators fit the registers
+MAX_COLUMNS = 256
+MAX_PAIRED_COLUMNS = 128  # of a group where two groups' accumulators are held
 MAX_NEXT_N = 8
-REGISTERS_BESIDE = 48
-STAGED_BYTES = 4 * 16 * 8  # keys that four warps hold back, a row
+REGISTERS_BESIDE = 32
+STAGED_BYTES = 4 * 24 * 8  # keys that four warps hold back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
 NUM_HEADS = (16, 32, 64)
 
@@ -57,7 +58,11 @@ def scoring_kernel(
     Returns:
         The kernel and the blocks that fill the device once.
     """
-    groups = 1 if next_n == 1 else 2 * -(-next_n * num_heads // (2 * MAX_COLUMNS))
+    groups = (
+        1
+        if next_n * num_heads <= MAX_COLUMNS
+        else 2 * -(-next_n * num_heads // (2 * MAX_PAIRED_COLUMNS))
+    )
     tokens = -(-next_n // groups)
     columns = tokens * num_heads
     shared_fixed = groups * columns * (INDEX_HEAD_DIM + 4) + next_n * STAGED_BYTES
@@ -65,7 +70,7 @@ def scoring_kernel(
     # 128 threads. Shared memory then decides between blocks and pages in flight.
     min_blocks = min(7, 512 // (columns // 2 * min(groups, 2) + REGISTERS_BESIDE))
     # One token is bound by memory and wants pages in flight, more tokens want blocks to overlap.
-    least = 4 if groups == 1 else 3
+    least = 4 if next_n == 1 else 3
     while (stages := _stages(min_blocks, shared_fixed)) < least:
         min_blocks -= 1
     defines = (

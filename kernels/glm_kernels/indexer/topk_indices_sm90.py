@@ -84,7 +84,7 @@ def topk_indices_sm90(
     topk_kernel("topk_threshold_kernel", index).launch(
         (num_tokens, 1, 1), THREADS, [logits, thresholds, counts, *window, SAMPLE_STEP, 0, k]
     )
-    pieces = max(1, min(width // 4096, 16 * _arch.sm_count(index) // num_tokens))
+    pieces = max(1, min(width // 2048, 16 * _arch.sm_count(index) // num_tokens))
     topk_kernel("topk_filter_kernel", index).launch(
         (pieces, num_tokens, 1), 256, [logits, thresholds, counts, candidates, *window]
     )

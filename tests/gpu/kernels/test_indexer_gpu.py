@@ -14,9 +14,10 @@
 
 import pytest
 import torch
+from glm_kernels.indexer import paged_mqa_topk_sm90
 from glm_kernels.indexer.paged_mqa_logits import paged_mqa_logits
 from glm_kernels.indexer.paged_mqa_topk import paged_mqa_topk
-from glm_kernels.indexer.paged_mqa_topk_sm90 import workspace_bytes
+from glm_kernels.indexer.paged_mqa_topk_sm90 import MATRIX_BYTES, workspace_bytes
 from glm_kernels.indexer.topk_indices import topk_indices
 from glm_kernels.indexer.topk_indices_torch import topk_indices_torch
 from glm_kernels.testing.fp64 import paged_logits_fp64
@@ -115,6 +116,12 @@ def test_windows_and_slots(kind: str) -> None:
     assert_bitwise(slots, expected.masked_fill(want < 0, -1).int(), f"slots {kind}")
 
 
+@pytest.fixture(params=[0, MATRIX_BYTES], ids=["one_pass", "matrix"])
+def matrix_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_mqa_topk_sm90, "MATRIX_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("matrix_bytes")
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
 def test_fused_equals_two_steps(shape: IndexerShape) -> None:
     p = poisoned(shape, seed=1)
@@ -124,6 +131,7 @@ def test_fused_equals_two_steps(shape: IndexerShape) -> None:
         assert_bitwise(paged_mqa_topk(*arguments(p), shape.topk), want, f"fused {shape.name}")
 
 
+@pytest.mark.usefixtures("matrix_bytes")
 @pytest.mark.parametrize("kind", ["zero", "sorted", "two_values"])
 def test_fused_repairs_what_a_threshold_cannot_divide(kind: str) -> None:
     shape = IndexerShape(name=kind, lengths=(20_000, 9000, 300), next_n=3)
@@ -149,7 +157,7 @@ def test_fused_repairs_what_a_threshold_cannot_divide(kind: str) -> None:
 
 def test_fused_workspace() -> None:
     assert workspace_bytes(192, (1 << 20) // 64) <= 64 << 20
-    shape = IndexerShape(name="ws", lengths=(1 << 20,) * 2, next_n=6)
+    shape = IndexerShape(name="ws", lengths=(1 << 20,) * 6, next_n=6)
     p = paged_indexer(shape, 0, "cuda")
     paged_mqa_topk(*arguments(p), 2048)
     torch.cuda.synchronize()
@@ -158,7 +166,7 @@ def test_fused_workspace() -> None:
     paged_mqa_topk(*arguments(p), 2048)
     used = torch.cuda.max_memory_allocated() - before
     # The allocator rounds each of five blocks up, large ones by less than half a MiB.
-    assert used <= workspace_bytes(12, (1 << 20) // 64) + 12 * 2048 * 4 + (5 << 19)
+    assert used <= workspace_bytes(36, (1 << 20) // 64) + 36 * 2048 * 4 + (5 << 19)
 
 
 def test_graph_replay_with_new_data() -> None:
