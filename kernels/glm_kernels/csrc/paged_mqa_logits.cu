@@ -35,17 +35,20 @@ __device__ __forceinline__ void copy_async(uint32_t target, const void* source) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(target), "l"(source) : "memory");
 }
 
-__device__ __forceinline__ void load_page(const Smem& smem, const uint8_t* cache, int page, int stage) {
-  const uint8_t* base = cache + static_cast<int64_t>(page) * kPageBytes;
-  const uint32_t keys = smem_address(smem.keys + stage * kKeyBytes);
+// A thread's four chunks of a page lie 16 rows apart, so that one swizzled offset serves them all.
+__device__ __forceinline__ uint32_t chunk_offset() {
+  const int row = threadIdx.x / 8;
+  return row * 128 + (((threadIdx.x % 8) ^ (row & 7)) * 16);
+}
+
+__device__ __forceinline__ void load_page(const Smem& smem, const uint8_t* cache, int page, int stage,
+                                          uint32_t offset) {
+  const uint8_t* base = cache + static_cast<int64_t>(page) * kPageBytes + threadIdx.x * 16;
+  const uint32_t keys = smem_address(smem.keys) + stage * kKeyBytes + offset;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int chunk = threadIdx.x + i * 128, row = chunk / 8;
-    copy_async(keys + row * 128 + (((chunk % 8) ^ (row & 7)) * 16), base + chunk * 16);
-  }
+  for (int i = 0; i < 4; ++i) copy_async(keys + i * 2048, base + i * 2048);
   if (threadIdx.x < 16)
-    copy_async(smem_address(smem.scales + stage * 64) + threadIdx.x * 16,
-               base + kKeyBytes + threadIdx.x * 16);
+    copy_async(smem_address(smem.scales) + stage * 256 + threadIdx.x * 16, base + kKeyBytes);
 }
 
 __device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q, const float* weights) {
@@ -91,14 +94,17 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
   const int row = threadIdx.x / 32 * 16 + group;
   // Page numbers are read an iteration before their copies start.
   int ahead = table[from * step];
+  const uint32_t offset = chunk_offset();
 #pragma unroll
   for (int i = 0; i < STAGES - 2; ++i) {
     if (from + i < to) {
-      load_page(smem, cache, ahead, i);
+      load_page(smem, cache, ahead, i, offset);
       ahead = from + i + 1 < to ? table[(from + i + 1) * step] : 0;
     }
     asm volatile("cp.async.commit_group;\n" ::: "memory");
   }
+  int stage = STAGES - 1;   // of the page that was made ready last
+  int refill = STAGES - 2;  // of the next copy
   // Waits for page i, frees the stage of page i - 2 and starts the copy that goes there.
   auto ready = [&](int i) {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 3) : "memory");
@@ -106,26 +112,28 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
     __syncthreads();
     const int next = i + STAGES - 2;
     if (next < to) {
-      load_page(smem, cache, ahead, (next - from) % STAGES);
+      load_page(smem, cache, ahead, refill, offset);
       ahead = next + 1 < to ? table[(next + 1) * step] : 0;
     }
     asm volatile("cp.async.commit_group;\n" ::: "memory");
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    refill = refill + 1 == STAGES ? 0 : refill + 1;
   };
   const uint32_t keys_low = descriptor_low(smem_address(smem.keys));
   const uint32_t queries_low = descriptor_low(smem_address(smem.q));
-  auto issue = [&](float (&d)[kAccumulators], int i, int tokens) {
-    const uint32_t page = keys_low + (i - from) % STAGES * (kKeyBytes >> 4);
+  auto issue = [&](float (&d)[kAccumulators], int tokens) {
+    const uint32_t page = keys_low + stage * (kKeyBytes >> 4);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       WGMMA_FP8(d, page + k * 2, queries_low + tokens * (kColumns * 128 >> 4) + k * 2, k != 0);
     wgmma_commit();
   };
-  auto finish = [&](const float (&d)[kAccumulators], int i, int tokens) {
+  auto finish = [&](const float (&d)[kAccumulators], int i, int at, int tokens) {
     // Each lane holds two columns in eight of both its rows: a token's sum spans the four lanes of a
     // quad. Exchanging rows first and tokens second leaves one row and every other token a lane.
     const int in_page = row + 8 * (quad & 1);
-    const float scale = smem.scales[(i - from) % STAGES * 64 + in_page];
+    const float scale = smem.scales[at * 64 + in_page];
     const float4* weights =
         reinterpret_cast<const float4*>(smem.weights + (tokens * TOKENS * 4 + quad) * kQuadHeads);
     float sums[TOKENS];
@@ -173,32 +181,34 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
 #if GROUPS == 1
   float d[kAccumulators];
   for (int i = from; i < to; ++i) {
-    issue(d, i, 0);
+    const int own = stage;
+    issue(d, 0);
     wgmma_wait<0>();
     if (i + 1 < to) ready(i + 1);
-    finish(d, i, 0);
+    finish(d, i, own, 0);
     page_end();
   }
 #else
   float even[kAccumulators], odd[kAccumulators];
-  issue(even, from, 0);
+  issue(even, 0);
   for (int i = from; i < to; ++i) {
+    const int own = stage;
 #pragma unroll
     for (int pair = 0; pair < GROUPS / 2; ++pair) {
-      issue(odd, i, 2 * pair + 1);
+      issue(odd, 2 * pair + 1);
       wgmma_wait<1>();
-      finish(even, i, 2 * pair);
+      finish(even, i, own, 2 * pair);
       if (pair + 1 < GROUPS / 2) {
-        issue(even, i, 2 * pair + 2);
+        issue(even, 2 * pair + 2);
         wgmma_wait<1>();
       } else if (i + 1 < to) {
         ready(i + 1);
-        issue(even, i + 1, 0);
+        issue(even, 0);
         wgmma_wait<1>();
       } else {
         wgmma_wait<0>();
       }
-      finish(odd, i, 2 * pair + 1);
+      finish(odd, i, own, 2 * pair + 1);
     }
     page_end();
   }
