@@ -61,7 +61,7 @@ def union_slots(
         "union_slots_kernel",
         8 * size + _BUCKET_BYTES,
         (("SIZE", size),),
-        header("block_sort"),
+        header("order") + header("block_sort"),
         device_index=slots.device.index or 0,
     )
     kernel.launch(

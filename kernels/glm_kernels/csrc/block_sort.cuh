@@ -7,6 +7,32 @@ constexpr int kThreads = 512;
 constexpr int kBuckets = 8192;
 constexpr uint32_t kBucketLimit = 64;
 
+// Where a key falls between the smallest and the largest: evenly by score for 64-bit selection keys (a range
+// around zero would spend most buckets on tiny scores if divided by bits), by value for 32-bit keys.
+template <typename Key>
+struct Buckets {
+  uint32_t low;
+  int shift;
+  float top, scale;  // scale 0: divide by bits
+
+  __device__ __forceinline__ Buckets(uint32_t smallest, uint32_t largest) : low(smallest), scale(0.0f) {
+    const uint32_t span = largest >= smallest ? largest - smallest : 0;
+    shift = max(0, 32 - __clz(span) - 13);
+    if constexpr (sizeof(Key) == 8) {
+      top = score_of(smallest);
+      const float even = (kBuckets - 1) / (top - score_of(largest));
+      if (even > 0.0f && even < 3e38f && top < 3e38f) scale = even;
+    }
+  }
+  __device__ __forceinline__ uint32_t operator()(uint32_t bits) const {
+    if constexpr (sizeof(Key) == 8) {
+      // Subtraction, product and truncation all keep the order.
+      if (scale > 0.0f) return min(static_cast<uint32_t>((top - score_of(bits)) * scale), kBuckets - 1u);
+    }
+    return (bits - low) >> shift;
+  }
+};
+
 __device__ __forceinline__ uint32_t high_bits(uint64_t key) { return key >> 32; }
 __device__ __forceinline__ uint32_t high_bits(uint32_t key) { return key; }
 
@@ -75,13 +101,11 @@ __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* ke
   high = __reduce_max_sync(0xFFFFFFFF, high);
   if (threadIdx.x % 32 == 0) atomicMin(&smallest, low), atomicMax(&largest, high);
   __syncthreads();
-  low = smallest;
-  const uint32_t span = largest >= low ? largest - low : 0;
-  const int shift = max(0, 32 - __clz(span) - 13);
+  const Buckets<Key> bucket_of(smallest, largest);
 #pragma unroll 8
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const Key key = source[i];
-    if (key != kNone) atomicAdd(buckets + ((high_bits(key) - low) >> shift), 1u);
+    if (key != kNone) atomicAdd(buckets + bucket_of(high_bits(key)), 1u);
   }
   __syncthreads();
   constexpr int kOwn = kBuckets / kThreads;
@@ -105,7 +129,7 @@ __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* ke
 #pragma unroll 8
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const Key key = source[i];
-    if (key != kNone) keys[atomicAdd(buckets + ((high_bits(key) - low) >> shift), 1u)] = key;
+    if (key != kNone) keys[atomicAdd(buckets + bucket_of(high_bits(key)), 1u)] = key;
   }
   __syncthreads();
   if (crowded) {
@@ -115,7 +139,7 @@ __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* ke
   }
   for (int i = threadIdx.x; i < total; i += kThreads) {
     const Key key = keys[i];
-    const uint32_t bucket = (high_bits(key) - low) >> shift;
+    const uint32_t bucket = bucket_of(high_bits(key));
     // The scatter left each bucket's end in its counter.
     const uint32_t begin = bucket == 0 ? 0 : buckets[bucket - 1], end = buckets[bucket];
     uint32_t rank = begin;

@@ -11,6 +11,11 @@ __device__ __forceinline__ uint64_t selection_key(float score, uint32_t position
   return static_cast<uint64_t>(bits) << 32 | position;
 }
 
+// The score of a key's high word.
+__device__ __forceinline__ float score_of(uint32_t bits) {
+  return __uint_as_float(bits >> 31 ? bits : bits ^ 0x7FFFFFFFu);
+}
+
 // Adds one to counters[digit] for each active lane; lanes with the same digit share one atomic.
 __device__ __forceinline__ void count_digit(uint32_t* counters, uint32_t digit, bool active) {
   const uint32_t lanes = __ballot_sync(0xFFFFFFFF, active);

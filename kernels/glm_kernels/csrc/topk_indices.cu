@@ -32,16 +32,17 @@ __device__ __forceinline__ uint32_t block_sum(uint32_t value, uint32_t* scratch)
 template <int kHeld>
 __device__ __forceinline__ uint32_t sample_threshold(const float* base, int64_t step, int samples,
                                                      uint32_t rank, uint32_t* scratch) {
-  uint32_t held[kHeld];
+  float scores[kHeld];
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int at = threadIdx.x + i * kThreads;
-    held[i] = 0xFFFFFFFF;
-    if (at < samples) {
-      const float score = base[at * step];
-      if (selectable(score)) held[i] = static_cast<uint32_t>(selection_key(score, 0) >> 32);
-    }
+    scores[i] = at < samples ? __ldg(base + at * step) : -__int_as_float(0x7F800000);
   }
+  uint32_t held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    held[i] = selectable(scores[i]) ? static_cast<uint32_t>(selection_key(scores[i], 0) >> 32)
+                                    : 0xFFFFFFFF;
   uint32_t low = 0;  // the largest prefix with fewer than rank samples below it
   for (int bit = 31; bit >= 16; --bit) {
     const uint32_t candidate = low | 1u << bit;
