@@ -39,6 +39,16 @@ def sm_count(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
+def has_fp8(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is on a GPU with e4m3 matrix units (compute capability 8.9 and later).
+
+    ``GLM_KERNELS_BACKEND=torch`` makes it False.
+    """
+    if tensor.device.type != "cuda" or os.environ.get("GLM_KERNELS_BACKEND") == "torch":
+        return False
+    return _capability(tensor.device.index or 0) >= (8, 9)
+
+
 def use_device_code(op: str, tensor: torch.Tensor) -> bool:
     """Whether this call takes the compiled kernel: a supported GPU, and not switched off.
 

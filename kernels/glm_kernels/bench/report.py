@@ -46,7 +46,7 @@ def table(rows: list[Row]) -> str:
         "| --- | --- | --- | --: | --: | --: | --- | --: | --: | --: |",
     ]
     for r in rows:
-        peer = f"{r['peer']} | {r['peer_time_us']} | {r['ratio']}" if "peer" in r else "– | – | –"
+        peer = f"{r['peer']} | {r['peer_time_us']} | {r['ratio']}" if "peer" in r else "- | - | -"
         lines.append(
             f"| {r['op']} | {r['shape']} | {r['dtype']} | {r['time_us']} | {r['cold_us']} | "
             f"{r['floor_us']} | {peer} | {r['max_error']:.1e} |"

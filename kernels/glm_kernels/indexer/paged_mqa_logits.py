@@ -78,12 +78,18 @@ def paged_mqa_logits(
         f"max_context={max_context}; pass the wider table or lower max_context",
     )
     inputs = (q, index_cache, weights, cache_seqlens, block_table)
-    if _arch.use_device_code(op, q) and accepts(*inputs):
+    if _arch.has_fp8(q) and accepts(*inputs):
         shape = dims["batch_size"] * dims["next_n"], max_context
         out = torch.empty(shape, device=q.device)
         if fill:
             out.fill_(float("-inf"))
-        if dims["batch_size"] > 0:
+        if dims["batch_size"] == 0:
+            return out
+        if _arch.use_device_code(op, q):
             paged_mqa_logits_sm90(*inputs, out)
+        else:
+            from glm_kernels.indexer.paged_mqa_logits_triton import paged_mqa_logits_triton
+
+            paged_mqa_logits_triton(*inputs, out)
         return out
     return paged_mqa_logits_torch(q, index_cache, weights, cache_seqlens, block_table, max_context)

@@ -3,6 +3,7 @@
 | test | catches |
 | --- | --- |
 | scores equal fp64; poisoned pages, wild table entries | a read past a length, a wrong head or page |
+| the Triton form equals fp64 | a fallback that rots |
 | output past the lengths and of idle rows untouched (T06) | stores without a bound |
 | row alone equals row in batch; twenty repeats equal (T41) | schedules that change the arithmetic |
 | selection equals a stable sort on every hostile kind (T04, T07) | ties, NaN, infinities |
@@ -52,6 +53,17 @@ def test_scores_equal_fp64(shape: IndexerShape) -> None:
     got = paged_mqa_logits(*arguments(p), p.max_context)
     # The matrix unit keeps fewer than 24 bits of an e4m3 sum.
     assert_logits(got, paged_logits_fp64(p), f"paged_mqa_logits {shape.name}", 5e-6)
+
+
+@pytest.mark.parametrize("shape", CORNER_INDEXER[:4], ids=lambda s: s.name)
+def test_triton_form_equals_fp64(shape: IndexerShape) -> None:
+    from glm_kernels.indexer.paged_mqa_logits_triton import paged_mqa_logits_triton
+
+    p = poisoned(shape)
+    rows = len(shape.lengths) * shape.next_n
+    got = torch.full((rows, p.max_context), float("-inf"), device="cuda")
+    paged_mqa_logits_triton(*arguments(p), got)
+    assert_logits(got, paged_logits_fp64(p), f"triton {shape.name}", 5e-6)
 
 
 def test_nothing_past_the_lengths_is_written() -> None:
