@@ -118,10 +118,11 @@ def _cached_cubin(source: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A loaded kernel of the current device's context."""
+    """A loaded kernel of one device's context."""
 
     handle: ctypes.c_void_p
     shared_bytes: int
+    device_index: int
 
     def launch(
         self,
@@ -151,10 +152,11 @@ class Kernel:
             else:
                 values.append(ctypes.c_float(arg))
         packed = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        status = _driver().cuLaunchKernel(
-            self.handle, *grid, threads, 1, 1, self.shared_bytes, stream, packed, None
-        )
+        with torch.cuda.device(self.device_index):
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            status = _driver().cuLaunchKernel(
+                self.handle, *grid, threads, 1, 1, self.shared_bytes, stream, packed, None
+            )
         _check_driver("cuLaunchKernel", status)
 
 
@@ -167,7 +169,7 @@ def load_kernel(
     prelude: str = "",
     device_index: int = 0,
 ) -> Kernel:
-    """Compile (or take from the cache) and load one kernel.
+    """Compile (or take from the cache) and load one kernel; call an op once before capturing it.
 
     Args:
         name: source ``csrc/{name}.cu``.
@@ -186,8 +188,12 @@ def load_kernel(
     cubin = _cached_cubin(assemble(name, defines, prelude))
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device_index):
-        torch.cuda.current_stream().synchronize()  # makes the device's context current
         driver = _driver()
+        context = ctypes.c_void_p()
+        _check_driver("cuCtxGetCurrent", driver.cuCtxGetCurrent(ctypes.byref(context)))
+        if not context:
+            # A thread that has not used the device yet; it cannot be capturing a graph either.
+            torch.cuda.synchronize()
         _check_driver("cuModuleLoadData", driver.cuModuleLoadData(ctypes.byref(module), cubin))
         _check_driver(
             f"cuModuleGetFunction({function})",
@@ -196,4 +202,4 @@ def load_kernel(
         if shared_bytes > 0:
             # Static shared memory counts towards the default limit too, so it is always raised. 8 is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
             _check_driver("cuFuncSetAttribute", driver.cuFuncSetAttribute(handle, 8, shared_bytes))
-    return Kernel(handle, shared_bytes)
+    return Kernel(handle, shared_bytes, device_index)

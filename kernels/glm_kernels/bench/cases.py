@@ -92,7 +92,6 @@ def _indexer_shape(shape: shapes.IndexerShape) -> Iterator[Case]:
     lengths, topk = peers.row_lengths(p), shape.topk
     moved, flops = _indexer_cost(p)
     rows = lengths.numel()
-    common = {"shape": shape.name, "flops": flops, "flops_per_us": FP8_FLOPS_PER_US}
     logits = paged_mqa_logits(*args, p.max_context)
     logits_bytes = 4 * int(lengths.sum())
     yield Case(
@@ -102,7 +101,9 @@ def _indexer_shape(shape: shapes.IndexerShape) -> Iterator[Case]:
         error=lambda: _logits_error(p, logits),
         peers={"deep_gemm": lambda: peers.deep_gemm_logits(p)},
         bytes_moved=moved + logits_bytes,
-        **common,
+        shape=shape.name,
+        flops=flops,
+        flops_per_us=FP8_FLOPS_PER_US,
     )
     ke = lengths
     yield Case(
@@ -134,7 +135,9 @@ def _indexer_shape(shape: shapes.IndexerShape) -> Iterator[Case]:
         error=lambda: _exact(paged_mqa_topk(*args, topk), logits, p, topk),
         peers={"deep_gemm+topk_v2": both},
         bytes_moved=moved + rows * topk * 4,
-        **common,
+        shape=shape.name,
+        flops=flops,
+        flops_per_us=FP8_FLOPS_PER_US,
     )
 
 

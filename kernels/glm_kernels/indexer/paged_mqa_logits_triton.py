@@ -10,7 +10,7 @@ from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES, INDEX_SCA
 
 
 @triton.jit
-def paged_mqa_logits_kernel(
+def paged_mqa_logits_kernel(  # type: ignore[no-untyped-def]
     q_ptr,
     codes_ptr,
     scales_ptr,
