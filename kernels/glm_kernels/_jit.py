@@ -200,6 +200,7 @@ def load_kernel(
             driver.cuModuleGetFunction(ctypes.byref(handle), module, function.encode()),
         )
         if shared_bytes > 0:
-            # Static shared memory counts towards the default limit too, so it is always raised. 8 is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+            # Static shared memory counts towards the default limit too, so it is always raised.
+            # 8 is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
             _check_driver("cuFuncSetAttribute", driver.cuFuncSetAttribute(handle, 8, shared_bytes))
     return Kernel(handle, shared_bytes, device_index)
