@@ -1,7 +1,8 @@
 """Compile device sources at first use and launch them: NVRTC and the driver, through ctypes.
 
-NVRTC comes with torch, so no compiler need be installed; a source compiles in a second or two and its
-binary is kept in a cache folder. Launches go to torch's current stream and can be captured in graphs.
+NVRTC comes with torch, so no compiler need be installed; a source compiles in a second or two and
+its binary is kept in a cache folder. Launches go to torch's current stream and can be captured in
+graphs.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def _nvrtc() -> ctypes.CDLL:
         except OSError:
             continue
     raise RuntimeError(
-        f"_jit: {name} not found beside torch {torch.__version__}; install nvidia-cuda-nvrtc for CUDA "
-        f"{torch.version.cuda}, or set GLM_KERNELS_BACKEND=torch to run without compiled kernels"
+        f"_jit: {name} not found beside torch {torch.__version__}; install nvidia-cuda-nvrtc for "
+        f"CUDA {torch.version.cuda}, or set GLM_KERNELS_BACKEND=torch to run without compiled kernels"
     )
 
 
@@ -97,7 +98,7 @@ def header(name: str) -> str:
 
 
 def assemble(name: str, defines: tuple[tuple[str, int], ...], prelude: str) -> str:
-    """Source of ``csrc/{name}.cu`` with its definitions, the shared header and a prelude in front."""
+    """Source of ``csrc/{name}.cu`` behind its definitions, the shared header and a prelude."""
     lines = [f"#define {key} {value}" for key, value in defines]
     return "\n".join([*lines, header("sm90"), prelude, (CSRC / f"{name}.cu").read_text()])
 

@@ -1,7 +1,7 @@
 """Text of the ``wgmma`` wrappers that device sources use. A and B are low words of descriptors.
 
-Each shape of the instruction lists all its accumulator registers by name, up to 128 of them. The text
-is produced for the shapes that a kernel asks for, so that sources stay readable.
+Each shape of the instruction lists all its accumulator registers by name, up to 128 of them. The
+text is produced for the shapes that a kernel asks for, so that sources stay readable.
 """
 
 

@@ -7,7 +7,7 @@ BLOCK_OVERHEAD_TILES = 1.5
 
 
 def plan_splits(num_groups: int, list_length: int, num_sms: int) -> int:
-    """Split count that minimises the time of the slowest multiprocessor, one block on each at a time.
+    """Split count for the least time of the slowest multiprocessor, one block on each at a time.
 
     Args:
         num_groups: independent lists (tokens, or requests that share one).

@@ -39,9 +39,10 @@ def sparse_mla(
     Notes:
         A token without valid slots gives zeros and ``lse`` of ``-inf``. Rows that no slot names are
         never read into the result, so they may hold anything. The torch form computes in fp32. The
-        Hopper form (bf16 queries, at most 64 heads) multiplies packed rows as fp16 (codes times scale,
-        queries and probabilities rounded to 11 bits, magnitudes saturating at 65504) and bf16 rows as
-        bf16, accumulates in fp32, and splits long lists over blocks whose parts are kept in 16 bits.
+        Hopper form (bf16 queries, at most 64 heads) multiplies packed rows as fp16 (codes times
+        scale, queries and probabilities rounded to 11 bits, magnitudes saturating at 65504) and
+        bf16 rows as bf16, accumulates in fp32, and splits long lists over blocks whose parts are
+        kept in 16 bits.
     """
     dims = Dims("sparse_mla")
     dims.check("q", q, ("num_tokens", "num_heads", MLA_DIM), FLOAT_DTYPES)

@@ -45,8 +45,8 @@ def sparse_mla_verify(
         ValueError: on a shape, dtype or device mismatch.
 
     Notes:
-        One gather serves ``64 // num_heads`` tokens; with more heads than that the tokens of a request
-        attend one by one over the list. A token that selected nothing gives zeros and -inf.
+        One gather serves ``64 // num_heads`` tokens; with more heads than that the tokens of a
+        request attend one by one over the list. A token that selected nothing gives zeros and -inf.
     """
     op = "sparse_mla_verify"
     dims = Dims(op)

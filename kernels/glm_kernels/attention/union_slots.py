@@ -32,7 +32,8 @@ def union_slots(
     Returns:
         lists: ``[batch_size, next_n * k]``, int32, ascending.
         members: ``[batch_size, next_n * k]``, uint8.
-        counts: ``[batch_size]``, int32, entries in use. Past them lists and members are unspecified.
+        counts: ``[batch_size]``, int32, entries in use. Past them lists and members are
+            unspecified.
 
     Raises:
         ValueError: on a shape or dtype mismatch, or too many tokens.

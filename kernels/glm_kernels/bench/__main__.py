@@ -1,7 +1,7 @@
 """Measure the kernels beside their peers and append the rows.
 
-``python -m glm_kernels.bench --family indexer --out docs/bench``; ``--peers none`` leaves the peers out.
-A case whose gate fails is reported and not timed.
+``python -m glm_kernels.bench --family indexer --out docs/bench``; ``--peers none`` leaves the peers
+out. A case whose gate fails is reported and not timed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def measure(case: Case, with_peers: bool, commit: str) -> list[dict[str, object]
     """
     error = case.error()
     time_us, cold_us = warm_time_us(case.run), cold_time_us(case.run)
+    common = {"torch": torch.__version__, "triton": triton.__version__}
     base: dict[str, object] = {
         "op": case.op,
         "shape": case.shape,
@@ -52,7 +53,7 @@ def measure(case: Case, with_peers: bool, commit: str) -> list[dict[str, object]
         "floor_us": round(case.floor_us, 2),
         "max_error": error,
         "commit": commit,
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "versions": common,
     }
     rows = []
     for name, build in case.peers.items() if with_peers else ():
@@ -63,7 +64,7 @@ def measure(case: Case, with_peers: bool, commit: str) -> list[dict[str, object]
             torch.cuda.synchronize()
             continue
         distribution = peers.DISTRIBUTIONS[name]
-        versions = {**base["versions"], distribution: _version(distribution)}  # type: ignore[dict-item]
+        versions = {**common, distribution: _version(distribution)}
         ratio = round(time_us / peer_us, 3)
         rows.append(
             {

@@ -1,4 +1,4 @@
-"""What is measured: for each op its inputs, our call, the peers' calls, and the gate that comes first."""
+"""What is measured: for each op its inputs, our call, the peers' and the gate before them."""
 
 from __future__ import annotations
 

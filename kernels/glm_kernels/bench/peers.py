@@ -1,4 +1,4 @@
-"""The kernels measured beside ours. Each is loaded by name when asked for; none need be installed."""
+"""The kernels measured beside ours. Each is loaded by name when asked for; none is needed."""
 
 from __future__ import annotations
 

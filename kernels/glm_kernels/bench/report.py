@@ -1,7 +1,7 @@
 """Render the committed rows: ``python -m glm_kernels.bench.report docs/bench``.
 
-Writes ``README.md`` (tables) and ``ratios.svg`` (our time over each peer's) beside the rows. Of rows that
-repeat an op, shape, dtype and peer the last one counts.
+Writes ``README.md`` (tables) and ``ratios.svg`` (our time over each peer's) beside the rows. Of
+rows that repeat an op, shape, dtype and peer the last one counts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ Row = dict[str, object]
 
 HEADER = """# Measurements
 
-Rendered from the `*.jsonl` rows beside this file by `python -m glm_kernels.bench.report docs/bench`; do not
-edit. Times in µs: ten launches in a CUDA graph, median of seven replays, warm L2; `cold` is one launch after
-the L2 was overwritten, the launch of its graph included. `floor` is the larger of bytes over 4.27 TB/s and
-operations over 790 (bf16) or 1,580 (e4m3) TFLOP/s. A ratio below 1 means that ours is faster; losses are shown
-like wins. Peer and ours ran in the same process, one after the other.
+Rendered from the `*.jsonl` rows beside this file by `python -m glm_kernels.bench.report
+docs/bench`; do not edit. Times in µs: ten launches in a CUDA graph, median of seven replays, warm
+L2; `cold` is one launch after the L2 was overwritten, the launch of its graph included. `floor` is
+the larger of bytes over 4.27 TB/s and operations over 790 (bf16) or 1,580 (e4m3) TFLOP/s. A ratio
+below 1 means that ours is faster; losses are shown like wins. Peer and ours ran in the same
+process, one after the other.
 """
 
 

@@ -51,7 +51,8 @@ def store_index_k(pages: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tens
 
     Args:
         pages: ``[num_pages, 8448]``, uint8. Index cache of one layer; written in place.
-        slot_mapping: ``[num_tokens]``, int32 or int64. Slot of each key; negative slots are skipped.
+        slot_mapping: ``[num_tokens]``, int32 or int64. Slot of each key; negative slots are
+            skipped.
         k: ``[num_tokens, 128]``, float.
 
     Raises:

@@ -25,10 +25,10 @@ def pack_mla_rows(latent: torch.Tensor, k_rope: torch.Tensor) -> torch.Tensor:
         ValueError: on a shape, dtype or device mismatch.
 
     Notes:
-        The bytes are those of SGLang's ``quantize_k_cache`` with two exceptions. An all-zero group is
-        stored as zero codes with scale 0 (SGLang's reciprocal of zero leaves codes of -448 with scale
-        0): both read back as zero. And a GPU division may round a scale to the other neighbour.
-        Empty input gives an empty result.
+        The bytes are those of SGLang's ``quantize_k_cache`` with two exceptions. An all-zero group
+        is stored as zero codes with scale 0 (SGLang's reciprocal of zero leaves codes of -448 with
+        scale 0): both read back as zero. And a GPU division may round a scale to the other
+        neighbour. Empty input gives an empty result.
     """
     dims = Dims("pack_mla_rows")
     dims.check("latent", latent, ("num_tokens", layout.KV_LORA_RANK), FLOAT_DTYPES)

@@ -52,22 +52,23 @@ def paged_mqa_logits(
     Args:
         q: ``[batch_size, next_n, num_heads, 128]``, float, or e4m3 with its scale folded into
             ``weights``. ``next_n`` is 1 in decode, 1 + draft tokens in verify.
-        index_cache: ``[num_pages, 8448]``, uint8 pages of codes and scales (see ``cache.layout``), or
-            ``[num_slots, 128]`` float keys.
+        index_cache: ``[num_pages, 8448]``, uint8 pages of codes and scales (see ``cache.layout``),
+            or ``[num_slots, 128]`` float keys.
         weights: ``[batch_size, next_n, num_heads]``, float. Head weights, constant scales included.
         cache_seqlens: ``[batch_size]``, int32 or int64. Cached length, the new positions included.
         block_table: ``[batch_size, max_num_blocks]``, int32 or int64. Page of each 64 positions;
             entries past a request's length are not read.
         max_context: width of the result, at least every length.
-        fill: write ``-inf`` from each row's length on. Without it those entries are unspecified, which
-            saves a pass over the result; the selection then needs the lengths.
+        fill: write ``-inf`` from each row's length on. Without it those entries are unspecified,
+            which saves a pass over the result; the selection then needs the lengths.
 
     Returns:
         ``[batch_size * next_n, max_context]``, fp32; ``-inf`` from each row's length on. A row of
         length <= 0 is all ``-inf`` and reads no page.
 
     Raises:
-        ValueError: on a shape, dtype or device mismatch, or a block table narrower than the context.
+        ValueError: on a shape, dtype or device mismatch, or a block table narrower than the
+            context.
     """
     op = "paged_mqa_logits"
     dims = check_paged_indexer(op, q, index_cache, weights, cache_seqlens, block_table)

@@ -1,4 +1,4 @@
-"""Launch of the Hopper scoring kernels. The page schedule is formed on the device: no host syncs."""
+"""Launch of the Hopper scoring kernels. The schedule is formed on the device: no host syncs."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def scoring_kernel(
     tokens = -(-next_n // groups)
     columns = tokens * num_heads
     shared_fixed = groups * columns * (INDEX_HEAD_DIM + 4) + next_n * STAGED_BYTES
-    # Registers allow this many blocks: the accumulators of two groups and some more a thread, 512 for each of
-    # 128 threads. Shared memory then decides between blocks and pages in flight.
+    # Registers allow this many blocks: the accumulators of two groups and some more a thread, 512
+    # for each of 128 threads. Shared memory then decides between blocks and pages in flight.
     min_blocks = min(7, 512 // (columns // 2 * min(groups, 2) + REGISTERS_BESIDE))
     # One token is bound by memory and wants pages in flight, more tokens want blocks to overlap.
     least = 4 if next_n == 1 else 3

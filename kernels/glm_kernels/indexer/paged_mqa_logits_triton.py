@@ -1,4 +1,4 @@
-"""Paged index scores in Triton: the form for GPUs without a kernel of their own, and for the interpreter."""
+"""Paged index scores in Triton, for GPUs without a kernel of their own and the interpreter."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def paged_mqa_topk(
 
     ::
 
-        topk_indices(paged_mqa_logits(q, index_cache, weights, cache_seqlens, block_table, width), topk)
+        logits = paged_mqa_logits(q, index_cache, weights, cache_seqlens, block_table, width)
+        topk_indices(logits, topk)
 
     Args:
         q: ``[batch_size, next_n, num_heads, 128]``, float, or e4m3 with its scale folded into

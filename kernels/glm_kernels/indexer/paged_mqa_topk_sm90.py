@@ -1,10 +1,12 @@
 """Score and select over the index cache.
 
-Where the logits of the whole batch are small, they are written and selected from: with several tokens a
-request that is the quicker way. Otherwise one pass over the cache does both without that matrix. A sample of the pages is scored first; its scores give each row a threshold that lets somewhat more than
-k positions pass. The full pass keeps those only. Rows whose count shows that the threshold was too high
-or too low (tied scores, sorted contexts) are selected exactly by a repair kernel, which scores their
-request once a byte of the selection key. Workspace: 64 KB of candidates a row and 1/64 of the logits.
+Where the logits of the whole batch are small, they are written and selected from: with several
+tokens a request that is the quicker way. Otherwise one pass over the cache does both without that
+matrix. A sample of the pages is scored first; its scores give each row a threshold that lets
+somewhat more than k positions pass. The full pass keeps those only. Rows whose count shows that the
+threshold was too high or too low (tied scores, sorted contexts) are selected exactly by a repair
+kernel, which scores their request once a byte of the selection key. Workspace: 64 KB of candidates
+a row and 1/64 of the logits.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def positions_to_slots(
 
     Args:
         topk_positions: ``[num_tokens, k]``, int32; -1 stays -1.
-        block_table: ``[batch_size, max_num_blocks]``, int32 or int64. ``page_size`` 1 makes it a table
-            of slots.
+        block_table: ``[batch_size, max_num_blocks]``, int32 or int64. ``page_size`` 1 makes it a
+            table of slots.
         page_size: positions a page.
         row_to_batch: ``[num_tokens]``, int32 or int64, request of each row. None: the rows are
             divided evenly over the requests, in order.
@@ -92,8 +92,8 @@ def topk_indices(
         ValueError: on a shape, dtype or device mismatch, or a negative ``k``.
 
     Notes:
-        NaN counts as ``-inf``; ``-inf`` is never selected, ``+inf`` is. -0.0 equals +0.0. The result
-        is the same on every run and device.
+        NaN counts as ``-inf``; ``-inf`` is never selected, ``+inf`` is. -0.0 equals +0.0. The
+        result is the same on every run and device.
     """
     dims = Dims("topk_indices")
     dims.check("logits", logits, ("num_tokens", "width"), FLOAT_DTYPES)

@@ -1,4 +1,4 @@
-"""References in fp64 that are vectorised enough for the shapes of a GPU, on the inputs as quantised."""
+"""References in fp64, vectorised enough for a GPU's shapes, on the inputs as quantised."""
 
 import torch
 

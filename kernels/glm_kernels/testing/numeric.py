@@ -1,4 +1,4 @@
-"""One comparator per kind of output. Each failure names what was compared, where and by how much."""
+"""One comparator per kind of output. A failure names what was compared, where and by how much."""
 
 import torch
 
@@ -29,14 +29,14 @@ def assert_bitwise(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 
 
 def calc_diff(got: torch.Tensor, want: torch.Tensor) -> float:
-    """``1 - 2<x, y> / (<x, x> + <y, y>)`` in fp64: 0 for equal tensors, insensitive to their scale."""
+    """``1 - 2<x, y> / (<x, x> + <y, y>)`` in fp64: 0 for equal tensors."""
     x, y = got.double().flatten(), want.double().flatten()
     norm = (x * x + y * y).sum()
     return 0.0 if norm == 0 else float(1 - 2 * (x * y).sum() / norm)
 
 
 def assert_logits(got: torch.Tensor, want: torch.Tensor, what: str, budget: float = 5e-6) -> None:
-    """Fail unless the ``-inf`` masks are equal and the rest agrees within ``budget`` of ``calc_diff``.
+    """Fail unless ``-inf`` masks are equal and the rest is within ``budget`` by ``calc_diff``.
 
     Args:
         got: ``[num_tokens, width]``, fp32.
