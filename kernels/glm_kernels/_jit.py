@@ -41,7 +41,7 @@ def _nvrtc() -> ctypes.CDLL:
             continue
     raise RuntimeError(
         f"_jit: {name} not found beside torch {torch.__version__}; install nvidia-cuda-nvrtc for "
-        f"CUDA {torch.version.cuda}, or set GLM_KERNELS_BACKEND=torch to run without compiled kernels"
+        f"CUDA {torch.version.cuda}, or set GLM_KERNELS_BACKEND=torch to run without them"
     )
 
 
