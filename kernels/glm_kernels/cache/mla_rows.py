@@ -25,9 +25,9 @@ def pack_mla_rows(latent: torch.Tensor, k_rope: torch.Tensor) -> torch.Tensor:
         ValueError: on a shape, dtype or device mismatch.
 
     Notes:
-        The bytes are those that SGLang's ``quantize_k_cache`` writes on a GPU, but for all-zero groups:
-        those are stored as zero codes with scale 0, SGLang's hold codes of 448 with scale 0. Both
-        read back as zero. Empty input gives an empty result.
+        The bytes are those that SGLang's ``quantize_k_cache`` writes on a GPU, but for all-zero
+        groups: those are stored as zero codes with scale 0, SGLang's hold codes of 448 with scale
+        0. Both read back as zero. Empty input gives an empty result.
     """
     dims = Dims("pack_mla_rows")
     dims.check("latent", latent, ("num_tokens", layout.KV_LORA_RANK), FLOAT_DTYPES)
