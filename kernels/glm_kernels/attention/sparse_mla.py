@@ -2,7 +2,9 @@
 
 import torch
 
+from glm_kernels import _arch
 from glm_kernels._checks import FLOAT_DTYPES, Dims
+from glm_kernels.attention.sparse_mla_sm90 import accepts, sparse_mla_sm90
 from glm_kernels.attention.sparse_mla_torch import sparse_mla_torch
 from glm_kernels.cache.layout import MLA_DIM
 from glm_kernels.cache.store_mla_kv import check_kv_cache
@@ -36,10 +38,20 @@ def sparse_mla(
 
     Notes:
         A token without valid slots gives zeros and ``lse`` of ``-inf``. Rows that no slot names are
-        never read into the result, so they may hold anything. fp32 arithmetic on the CPU.
+        never read into the result, so they may hold anything. The torch form computes in fp32. The
+        Hopper form (bf16 queries, at most 64 heads) multiplies packed rows as fp16 (codes times
+        scale, queries and probabilities rounded to 11 bits, magnitudes saturating at 65504) and
+        bf16 rows as bf16, accumulates in fp32, and splits long lists over blocks whose parts are
+        kept in 16 bits.
     """
     dims = Dims("sparse_mla")
     dims.check("q", q, ("num_tokens", "num_heads", MLA_DIM), FLOAT_DTYPES)
     check_kv_cache(dims, kv_cache)
     dims.check("slots", slots, ("num_tokens", "k"), (torch.int32,))
+    if (
+        _arch.use_device_code("sparse_mla", q)
+        and dims["num_tokens"] > 0
+        and accepts(q, kv_cache, slots)
+    ):
+        return sparse_mla_sm90(q, kv_cache, slots, softmax_scale)
     return sparse_mla_torch(q, kv_cache, slots, softmax_scale)

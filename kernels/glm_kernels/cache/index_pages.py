@@ -11,7 +11,7 @@ def quantize_index_k(k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     ::
 
-        scale = 2 ** ceil(log2(max(amax(|k|), 1e-4) / 448))
+        scale = 2 ** ceil(log2(max(amax(|k|), 1e-4) * fp32(1 / 448)))
         codes = e4m3(clamp(k / scale, -448, 448))
 
     Args:
@@ -30,7 +30,7 @@ def quantize_index_k(k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     Dims("quantize_index_k").check("k", k, ("num_tokens", layout.INDEX_HEAD_DIM), FLOAT_DTYPES)
     values = k.float()
-    ratio = values.abs().amax(-1).clamp_min(layout.INDEX_AMAX_FLOOR) / layout.FP8_MAX
+    ratio = values.abs().amax(-1).clamp_min(layout.INDEX_AMAX_FLOOR) * layout.FP8_MAX_INVERSE
     bits = ratio.view(torch.int32)
     exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).int()
     scale = (exponent << 23).view(torch.float32)
@@ -51,7 +51,8 @@ def store_index_k(pages: torch.Tensor, slot_mapping: torch.Tensor, k: torch.Tens
 
     Args:
         pages: ``[num_pages, 8448]``, uint8. Index cache of one layer; written in place.
-        slot_mapping: ``[num_tokens]``, int32 or int64. Slot of each key; negative slots are skipped.
+        slot_mapping: ``[num_tokens]``, int32 or int64. Slot of each key; negative slots are
+            skipped.
         k: ``[num_tokens, 128]``, float.
 
     Raises:

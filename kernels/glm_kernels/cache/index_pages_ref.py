@@ -18,7 +18,8 @@ def quantize_index_k_ref(k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.empty(k.shape[0])
     for token in range(k.shape[0]):
         row = k[token].float()
-        mantissa, exponent = math.frexp(max(row.abs().max().item(), 1e-4) / 448.0)
+        ratio = row.abs().max().clamp_min(1e-4) * (1.0 / 448.0)
+        mantissa, exponent = math.frexp(ratio.item())
         # frexp's mantissa lies in [0.5, 1): only 0.5 is a power of two already.
         scale = 2.0 ** (exponent - 1 if mantissa == 0.5 else exponent)
         codes[token] = (row / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)

@@ -23,6 +23,9 @@ INDEX_PAGE_BYTES = INDEX_SCALE_OFFSET + 4 * PAGE_SIZE
 INDEX_BYTES_PER_TOKEN = INDEX_PAGE_BYTES // PAGE_SIZE
 
 FP8_MAX = 448.0
+# Scales are products with this reciprocal, not quotients: that is what GPU code, stock and ours,
+# computes for a division by a constant, and the bytes must not depend on the device.
+FP8_MAX_INVERSE = 1.0 / 448.0
 INDEX_AMAX_FLOOR = 1e-4
 
 

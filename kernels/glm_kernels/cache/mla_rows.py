@@ -11,7 +11,7 @@ def pack_mla_rows(latent: torch.Tensor, k_rope: torch.Tensor) -> torch.Tensor:
 
     For each group g of 128 latent values::
 
-        scale = amax(|x_g|) / 448
+        scale = amax(|x_g|) * fp32(1 / 448)
         codes = e4m3(clamp(x_g * (1 / scale), -448, 448))
 
     Args:
@@ -25,16 +25,15 @@ def pack_mla_rows(latent: torch.Tensor, k_rope: torch.Tensor) -> torch.Tensor:
         ValueError: on a shape, dtype or device mismatch.
 
     Notes:
-        The bytes are those of SGLang's ``quantize_k_cache`` with two exceptions. An all-zero group is
-        stored as zero codes with scale 0 (SGLang's reciprocal of zero leaves codes of -448 with scale
-        0): both read back as zero. And a GPU division may round a scale to the other neighbour.
-        Empty input gives an empty result.
+        The bytes are those that SGLang's ``quantize_k_cache`` writes on a GPU, but for all-zero
+        groups: those are stored as zero codes with scale 0, SGLang's hold codes of 448 with scale
+        0. Both read back as zero. Empty input gives an empty result.
     """
     dims = Dims("pack_mla_rows")
     dims.check("latent", latent, ("num_tokens", layout.KV_LORA_RANK), FLOAT_DTYPES)
     dims.check("k_rope", k_rope, ("num_tokens", layout.QK_ROPE_HEAD_DIM), FLOAT_DTYPES)
     groups = latent.float().unflatten(-1, (layout.MLA_NUM_SCALES, layout.MLA_GROUP))
-    scale = groups.abs().amax(-1) / layout.FP8_MAX  # [num_tokens, 4]
+    scale = groups.abs().amax(-1) * layout.FP8_MAX_INVERSE  # [num_tokens, 4]
     inverse = torch.where(scale > 0, 1.0 / scale, 0.0)
     codes = (groups * inverse[..., None]).clamp(-layout.FP8_MAX, layout.FP8_MAX)
     return torch.cat(

@@ -17,7 +17,7 @@ def pack_mla_rows_ref(latent: torch.Tensor, k_rope: torch.Tensor) -> torch.Tenso
     for token in range(latent.shape[0]):
         for group in range(4):
             values = latent[token, group * 128 : (group + 1) * 128].float()  # [128]
-            scale = values.abs().max() / 448.0
+            scale = values.abs().max() * (1.0 / 448.0)
             codes = torch.zeros(128, dtype=torch.float8_e4m3fn)
             if scale > 0:
                 codes = (values * (1.0 / scale)).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)

@@ -8,7 +8,7 @@ from glm_kernels.cache.mla_rows import pack_mla_rows
 
 
 def check_kv_cache(dims: Dims, kv_cache: torch.Tensor) -> None:
-    """Raise unless ``kv_cache`` is ``[num_slots, 1, 576]`` float or ``[num_slots, 1, 656]`` uint8."""
+    """Raise unless ``kv_cache`` is ``[slots, 1, 576]`` float or ``[slots, 1, 656]`` uint8."""
     if kv_cache.dtype == torch.uint8:
         dims.check("kv_cache", kv_cache, ("num_slots", 1, layout.MLA_ROW_BYTES), (torch.uint8,))
     else:

@@ -28,8 +28,8 @@ def mqa_logits(
         k: ``[num_keys, 128]``, float, or e4m3 with ``k_scale``.
         weights: ``[num_tokens, num_heads]``, float. Head weights, every constant scale included.
         cu_seqlen_ks: ``[num_tokens]``, int32 or int64. First key of a row's window.
-        cu_seqlen_ke: ``[num_tokens]``, int32 or int64. End of the window (not included). An empty or
-            inverted window gives a row of ``-inf``.
+        cu_seqlen_ke: ``[num_tokens]``, int32 or int64. End of the window (not included). An empty
+            or inverted window gives a row of ``-inf``.
         k_scale: ``[num_keys]``, fp32, positive. Required with e4m3 keys.
 
     Returns:

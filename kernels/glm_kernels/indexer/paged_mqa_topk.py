@@ -2,9 +2,13 @@
 
 import torch
 
+from glm_kernels import _arch
 from glm_kernels._checks import require
 from glm_kernels.indexer.paged_mqa_logits import check_paged_indexer
+from glm_kernels.indexer.paged_mqa_logits_sm90 import accepts
 from glm_kernels.indexer.paged_mqa_logits_torch import paged_mqa_logits_torch
+from glm_kernels.indexer.paged_mqa_topk_sm90 import paged_mqa_topk_sm90
+from glm_kernels.indexer.topk_indices_sm90 import MAX_TOPK
 from glm_kernels.indexer.topk_indices_torch import topk_indices_torch
 
 
@@ -20,7 +24,8 @@ def paged_mqa_topk(
 
     ::
 
-        topk_indices(paged_mqa_logits(q, index_cache, weights, cache_seqlens, block_table, width), topk)
+        logits = paged_mqa_logits(q, index_cache, weights, cache_seqlens, block_table, width)
+        topk_indices(logits, topk)
 
     Args:
         q: ``[batch_size, next_n, num_heads, 128]``, float, or e4m3 with its scale folded into
@@ -42,6 +47,9 @@ def paged_mqa_topk(
     dims = check_paged_indexer(op, q, index_cache, weights, cache_seqlens, block_table)
     require(op, topk >= 0, f"topk is {topk}, expected at least 0")
     rows = dims["batch_size"] * dims["next_n"]
+    inputs = (q, index_cache, weights, cache_seqlens, block_table)
+    if _arch.use_device_code(op, q) and accepts(*inputs) and 0 < topk <= MAX_TOPK and rows > 0:
+        return paged_mqa_topk_sm90(*inputs, topk)
     out = torch.full((rows, topk), -1, dtype=torch.int32, device=q.device)
     for request, length in enumerate(cache_seqlens.tolist()):
         if length <= 0:

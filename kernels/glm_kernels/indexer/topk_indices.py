@@ -2,7 +2,9 @@
 
 import torch
 
+from glm_kernels import _arch
 from glm_kernels._checks import FLOAT_DTYPES, INT_DTYPES, Dims, require
+from glm_kernels.indexer.topk_indices_sm90 import accepts, topk_indices_sm90
 from glm_kernels.indexer.topk_indices_torch import topk_indices_torch
 
 
@@ -20,8 +22,8 @@ def positions_to_slots(
 
     Args:
         topk_positions: ``[num_tokens, k]``, int32; -1 stays -1.
-        block_table: ``[batch_size, max_num_blocks]``, int32 or int64. ``page_size`` 1 makes it a table
-            of slots.
+        block_table: ``[batch_size, max_num_blocks]``, int32 or int64. ``page_size`` 1 makes it a
+            table of slots.
         page_size: positions a page.
         row_to_batch: ``[num_tokens]``, int32 or int64, request of each row. None: the rows are
             divided evenly over the requests, in order.
@@ -90,8 +92,8 @@ def topk_indices(
         ValueError: on a shape, dtype or device mismatch, or a negative ``k``.
 
     Notes:
-        NaN counts as ``-inf``; ``-inf`` is never selected, ``+inf`` is. -0.0 equals +0.0. The result
-        is the same on every run and device.
+        NaN counts as ``-inf``; ``-inf`` is never selected, ``+inf`` is. -0.0 equals +0.0. The
+        result is the same on every run and device.
     """
     dims = Dims("topk_indices")
     dims.check("logits", logits, ("num_tokens", "width"), FLOAT_DTYPES)
@@ -99,6 +101,11 @@ def topk_indices(
     for name, bound in (("cu_seqlen_ks", cu_seqlen_ks), ("cu_seqlen_ke", cu_seqlen_ke)):
         if bound is not None:
             dims.check(name, bound, ("num_tokens",), INT_DTYPES)
+    window = (cu_seqlen_ks, cu_seqlen_ke)
+    if _arch.use_device_code("topk_indices", logits) and accepts(
+        logits, k, *window, block_table, row_to_batch
+    ):
+        return topk_indices_sm90(logits, k, *window, block_table, page_size, row_to_batch)
     positions = topk_indices_torch(logits, k, cu_seqlen_ks, cu_seqlen_ke)
     if block_table is None:
         return positions

@@ -39,8 +39,9 @@ def paged_indexer(
         spare_pages: pages that belong to no request.
 
     Returns:
-        e4m3 queries, uint8 pages, fp32 weights of both signs, int32 lengths and table. Table entries
-        past a request's length hold a value far outside the cache: reading through one faults.
+        e4m3 queries, uint8 pages, fp32 weights of both signs, int32 lengths and table. Table
+        entries past a request's length hold a value far outside the cache: reading through one
+        faults.
     """
     rng = generator(seed, device)
     lengths = shape.lengths
@@ -149,8 +150,8 @@ def score_rows(
 
     Args:
         kind: ``normal``; ``plateau`` (100 winners, the rest exact zeros of both signs); ``relu``
-            (nine in ten exact zeros); ``bf16`` (few distinct values); ``near_ties`` (values that share
-            their high bits); ``constant``; ``special`` (infinities and NaN among the values);
+            (nine in ten exact zeros); ``bf16`` (few distinct values); ``near_ties`` (values that
+            share their high bits); ``constant``; ``special`` (infinities and NaN among the values);
             ``all_hidden`` (-inf and NaN only).
         num_tokens: rows.
         width: columns.

@@ -1,4 +1,4 @@
-"""One comparator per kind of output. Each failure names what was compared, where and by how much."""
+"""One comparator per kind of output. A failure names what was compared, where and by how much."""
 
 import torch
 
@@ -29,14 +29,14 @@ def assert_bitwise(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 
 
 def calc_diff(got: torch.Tensor, want: torch.Tensor) -> float:
-    """``1 - 2<x, y> / (<x, x> + <y, y>)`` in fp64: 0 for equal tensors, insensitive to their scale."""
+    """``1 - 2<x, y> / (<x, x> + <y, y>)`` in fp64: 0 for equal tensors."""
     x, y = got.double().flatten(), want.double().flatten()
     norm = (x * x + y * y).sum()
     return 0.0 if norm == 0 else float(1 - 2 * (x * y).sum() / norm)
 
 
 def assert_logits(got: torch.Tensor, want: torch.Tensor, what: str, budget: float = 5e-6) -> None:
-    """Fail unless the ``-inf`` masks are equal and the rest agrees within ``budget`` of ``calc_diff``.
+    """Fail unless ``-inf`` masks are equal and the rest is within ``budget`` by ``calc_diff``.
 
     Args:
         got: ``[num_tokens, width]``, fp32.
@@ -84,7 +84,7 @@ def assert_attention(
     # Written so that NaN fails.
     bad = ~((error <= atol) | (error <= rtol * want.abs()))
     if bad.any():
-        flat = int(error.nan_to_num(nan=float("inf")).argmax())
+        flat = int(error.nan_to_num(nan=float("inf")).masked_fill(~bad, -1).argmax())
         at = [int(i) for i in torch.unravel_index(torch.tensor(flat), got.shape)]
         raise AssertionError(
             f"{what}: {float(bad.double().mean()):.2%} of elements out of bounds, worst at {at}: "
@@ -94,13 +94,14 @@ def assert_attention(
     assert diff <= cosine, f"{what}: calc_diff {diff:.3e} above {cosine:.1e}"
 
 
-def assert_lse(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
-    """Fail unless infinities are equal and the rest is within 1e-5 or a relative 8.01/65536.
+def assert_lse(got: torch.Tensor, want: torch.Tensor, what: str, atol: float = 1e-5) -> None:
+    """Fail unless infinities are equal and the rest is within ``atol`` or a relative 8.01/65536.
 
     Args:
         got: ``[num_tokens, num_heads]``, fp32.
         want: same shape, fp32 or fp64.
         what: op and parameters, for the message.
+        atol: absolute bound.
 
     Raises:
         AssertionError: with the worst coordinate.
@@ -111,7 +112,7 @@ def assert_lse(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     assert bool(same.all()), f"{what}: an infinite lse is {got[infinite][~same].tolist()[:4]}"
     got, want = got.masked_fill(infinite, 0), want.masked_fill(infinite, 0)
     error = (got - want).abs()
-    bad = ~((error <= 1e-5) | (error <= 8.01 / 65536 * want.abs()))
+    bad = ~((error <= atol) | (error <= 8.01 / 65536 * want.abs()))
     assert not bad.any(), (
         f"{what}: lse off by {float(error[bad].max()):.3e} at {bad.nonzero()[0].tolist()}"
     )

@@ -1,0 +1,97 @@
+"""Launch of the Hopper sparse MLA kernel and of the combination of its splits."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from glm_kernels import _arch, _wgmma
+from glm_kernels._jit import Kernel, load_kernel
+from glm_kernels.attention.plan_splits import plan_splits
+from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
+
+# Rows of a tile: heads of one token, or of the tokens that share a list.
+MAX_ROWS = 64
+_SHARED_BYTES = 3 * 64 * 2 * MLA_DIM + 2 * 64 * 64  # queries, two tiles of keys, probabilities
+
+
+def accepts(q: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> bool:
+    """Whether these (already checked) arguments fit the kernel; others take the torch form."""
+    return (
+        q.dtype == torch.bfloat16
+        and kv_cache.dtype in (torch.uint8, torch.bfloat16)
+        and 1 <= q.shape[1] <= MAX_ROWS
+        and slots.shape[1] > 0
+        and all(t.is_contiguous() for t in (q, kv_cache, slots))
+    )
+
+
+@functools.cache
+def _kernel(function: str, packed: bool, device_index: int) -> Kernel:
+    dtype = "f16" if packed else "bf16"
+    prelude = _wgmma.wgmma_half(32, dtype, b_transposed=False)
+    prelude += _wgmma.wgmma_half(256, dtype, b_transposed=True)
+    shared_bytes = _SHARED_BYTES if function == "sparse_mla_kernel" else 0
+    defines = (("PACKED", int(packed)),)
+    return load_kernel("sparse_mla", function, shared_bytes, defines, prelude, device_index)
+
+
+def sparse_mla_sm90(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    lists: torch.Tensor,
+    softmax_scale: float,
+    counts: torch.Tensor | None = None,
+    members: torch.Tensor | None = None,
+    tokens_per_list: int = 1,
+    expected_length: int | None = None,
+    num_splits: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend from each token to its list, or to its members of a shared list.
+
+    Args:
+        q: ``[num_tokens, num_heads, 576]``, bf16; ``tokens_per_list * num_heads`` at most 64.
+        kv_cache: ``[num_slots, 1, 656]`` uint8 or ``[num_slots, 1, 576]`` bf16.
+        lists: ``[num_tokens / tokens_per_list, list_length]``, int32 slots, -1 for none.
+        softmax_scale: factor of the dot products.
+        counts: ``[num_lists]``, int32, entries in use; None for all.
+        members: ``[num_lists, list_length]``, uint8; bit i says that token i of the list's tokens
+            selected the entry. None: all did.
+        tokens_per_list: consecutive tokens that share a list.
+        expected_length: entries that a list is likely to use, for the choice of splits.
+        num_splits: pieces a list; None chooses.
+
+    Returns:
+        out: ``[num_tokens, num_heads, 512]``, bf16.
+        lse: ``[num_tokens, num_heads]``, fp32, natural logarithm.
+    """
+    num_tokens, num_heads, _ = q.shape
+    device, index = q.device, q.device.index or 0
+    packed = kv_cache.dtype == torch.uint8
+    rows = num_tokens * num_heads
+    num_lists, list_length = lists.shape
+    if num_splits is None:
+        num_splits = plan_splits(num_lists, expected_length or list_length, _arch.sm_count(index))
+    out = torch.empty(num_tokens, num_heads, KV_LORA_RANK, dtype=torch.bfloat16, device=device)
+    lse = torch.empty(num_tokens, num_heads, device=device)
+    parts, part_lse = out, lse
+    if num_splits > 1:
+        part_type = torch.float16 if packed else torch.bfloat16
+        parts = torch.empty(num_splits, rows, KV_LORA_RANK, dtype=part_type, device=device)
+        part_lse = torch.empty(num_splits, rows, device=device)
+    _kernel("sparse_mla_kernel", packed, index).launch(
+        (num_splits, num_lists, 1),
+        384,
+        [
+            *(q, kv_cache, lists, counts, members, parts, part_lse),
+            *(tokens_per_list * num_heads, num_heads, list_length, rows),
+            softmax_scale * math.log2(math.e),
+        ],
+    )
+    if num_splits > 1:
+        _kernel("combine_splits_kernel", packed, index).launch(
+            (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits]
+        )
+    return out, lse

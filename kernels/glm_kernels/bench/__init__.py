@@ -1,0 +1,1 @@
+"""Measurements beside the peers: ``python -m glm_kernels.bench``."""

@@ -1,0 +1,1 @@
+"""Device sources, compiled at first use by ``_jit``."""

@@ -1,0 +1,70 @@
+// Small wrappers over Hopper instructions. No CUDA headers: NVRTC compiles this without an include path.
+#pragma once
+
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using int64_t = long long;
+
+__device__ __forceinline__ uint32_t smem_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Shared-memory matrix descriptors, 128-byte swizzle. The high word is the same in all of them: 1,024 bytes
+// between groups of eight rows. In the low word only the address differs within a tile, so that stepping
+// through it adds a constant. leading: bytes between blocks of 64 columns where those are not K.
+constexpr uint32_t kDescriptorHigh = (1024 >> 4) | (1u << 30);
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t leading = 16) {
+  return ((address & 0x3FFFF) >> 4) | (leading >> 4 << 16);
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
+}
+
+// Orders ordinary shared-memory stores before reads by the matrix unit.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nwait:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\nbra wait;\ndone:\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void register_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void register_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
+}
+
+// Sixteen bytes past the L1 cache, or zeros where take is false (the pointer is then not followed).
+__device__ __forceinline__ uint4 load_streaming(const void* pointer, bool take) {
+  uint4 v;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+      "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(pointer), "r"(static_cast<int>(take)));
+  return v;
+}

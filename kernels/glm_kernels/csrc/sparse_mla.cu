@@ -1,0 +1,413 @@
+// Sparse MLA: up to 64 query rows against a gathered list of cache rows, in tiles of 64.
+//
+// The 64 rows of a block are the heads of one token, or of several tokens of a request that share one
+// list (the union of their selections), each list entry saying which of them selected it. One warpgroup
+// gathers: packed rows become fp16 codes times scale on the way into shared memory, bf16 rows are copied.
+// Two warpgroups compute: each scores half of a tile's keys, they exchange row maxima and probabilities
+// through shared memory, and each accumulates half of the 512 latent columns.
+//
+// Defines: PACKED (656-byte rows, else bf16).
+
+constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
+constexpr int kTileBytes = 9 * kBlockBytes;  // 576 columns
+constexpr int kStages = 2;
+constexpr int kRowBytes = PACKED ? 656 : 1152;
+constexpr float kShift = 8.0f;  // probabilities reach 2^8, which keeps small ones out of fp16 subnormals
+constexpr float kLn2 = 0.6931471805599453f;
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  uint32_t packed;
+#if PACKED
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+#endif
+  return packed;
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Two bf16 values as the operand type.
+__device__ __forceinline__ uint32_t to_operand(uint32_t bf16x2) {
+#if PACKED
+  return pack_half(__uint_as_float(bf16x2 << 16), __uint_as_float(bf16x2 & 0xFFFF0000u));
+#else
+  return bf16x2;
+#endif
+}
+
+__device__ __forceinline__ uint4 to_operand(uint4 v) {
+  return {to_operand(v.x), to_operand(v.y), to_operand(v.z), to_operand(v.w)};
+}
+
+// Barrier of the two computing warpgroups.
+__device__ __forceinline__ void math_barrier() { asm volatile("bar.sync 1, 256;\n" ::: "memory"); }
+
+// Address of a 16-byte chunk (of 8 values) in a swizzled tile.
+__device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
+  return (chunk / 8) * kBlockBytes + row * 128 + (((chunk % 8) ^ (row & 7)) * 16);
+}
+
+#if PACKED
+// fp16 of codes times scale, rounded once: the scale comes in two parts.
+__device__ __forceinline__ uint32_t scaled_codes(uint32_t two_codes, uint32_t high, uint32_t low) {
+  uint32_t codes, rest, product;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(codes) : "h"(static_cast<uint16_t>(two_codes)));
+  asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(rest) : "r"(codes), "r"(low));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(product) : "r"(codes), "r"(high), "r"(rest));
+  return product;
+}
+
+__device__ __forceinline__ uint4 scaled_codes(uint32_t first, uint32_t second, uint32_t high,
+                                              uint32_t low) {
+  return {scaled_codes(first & 0xFFFF, high, low), scaled_codes(first >> 16, high, low),
+          scaled_codes(second & 0xFFFF, high, low), scaled_codes(second >> 16, high, low)};
+}
+
+// Eight packed rows on their way through a warp's registers.
+struct Rows {
+  uint4 codes[8];
+  uint4 rope[2];  // rows lane / 8 and 4 + lane / 8, chunk lane % 8
+  float scale;    // of row lane / 4, group lane % 4
+};
+
+// slot is the lane's row of the warp's 16 (lanes 0..15), -1 for none; first is 0 or 8.
+__device__ __forceinline__ void load_rows(Rows& rows, const uint8_t* cache, int slot, int first) {
+  const int lane = threadIdx.x % 32;
+  auto row_of = [&](int i) { return __shfl_sync(0xFFFFFFFF, slot, first + i); };
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int s = row_of(i);
+    rows.codes[i] = load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + lane * 16, s >= 0);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int s = row_of(4 * i + lane / 8);
+    rows.rope[i] =
+        load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 528 + lane % 8 * 16, s >= 0);
+  }
+  const int s = row_of(lane / 4);
+  rows.scale = 0.0f;
+  if (s >= 0)
+    rows.scale = __ldg(reinterpret_cast<const float*>(cache + static_cast<int64_t>(s) * kRowBytes + 512) +
+                       lane % 4);
+}
+
+__device__ __forceinline__ float half_to_float(uint32_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// first is a multiple of 8, so that row i of the eight has swizzle i.
+__device__ __forceinline__ void store_rows(const Rows& rows, uint32_t tile, int first) {
+  const int lane = threadIdx.x % 32;
+  // Half of the lanes store their second chunk first: together they cover all banks.
+  const int turn = lane >> 2 & 1;
+  uint32_t chunk = ((2 * lane + turn) % 8) * 16;
+  // Opaque, or the compiler keeps sixteen addresses a row in registers and spills the rows instead.
+  asm volatile("" : "+r"(chunk));
+  const uint32_t base = tile + lane / 4 * kBlockBytes + first * 128;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float scale = __shfl_sync(0xFFFFFFFF, rows.scale, i * 4 + lane / 8);
+    const uint32_t high = pack_half(scale, scale);
+    const float rest = scale - half_to_float(high & 0xFFFF);
+    const uint32_t low = pack_half(rest, rest);
+    const uint4 even = scaled_codes(rows.codes[i].x, rows.codes[i].y, high, low);
+    const uint4 odd = scaled_codes(rows.codes[i].z, rows.codes[i].w, high, low);
+    store_shared(base + i * 128 + (chunk ^ (i * 16)), turn ? odd : even);
+    store_shared(base + i * 128 + (chunk ^ (i * 16) ^ 16), turn ? even : odd);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    store_shared(tile + tile_offset(first + 4 * i + lane / 8, 64 + lane % 8), to_operand(rows.rope[i]));
+}
+#else
+// One warp copies its 16 rows of a tile, zeros for slot -1, and waits for them.
+__device__ __forceinline__ void copy_rows(uint8_t* tile, const uint8_t* cache, int slot, int first) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t target = smem_address(tile);
+#pragma unroll 4
+  for (int i = 0; i < 36; ++i) {
+    const int at = i * 32 + lane, row = at / 72, chunk = at % 72;
+    const int s = __shfl_sync(0xFFFFFFFF, slot, row);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(target + tile_offset(first + row, chunk)),
+                 "l"(cache + static_cast<int64_t>(s < 0 ? 0 : s) * kRowBytes + chunk * 16),
+                 "r"(s < 0 ? 0 : 16)
+                 : "memory");
+  }
+  asm volatile("cp.async.wait_all;\n" ::: "memory");
+}
+#endif
+
+// grid (splits, groups). Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
+// lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members (or
+// null: everyone) one byte an entry whose bit i says that token i of the group selected it.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    sparse_mla_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
+                      const int* __restrict__ lists, const int* __restrict__ counts,
+                      const uint8_t* __restrict__ members, uint8_t* __restrict__ out,
+                      float* __restrict__ lse, int rows_per_group, int num_heads, int list_stride,
+                      int total_rows, float scale_log2) {
+  extern __shared__ __align__(1024) uint8_t smem[];
+  __shared__ __align__(8) uint64_t barriers[2 * kStages];
+  __shared__ float exchange[2][64];  // of the two halves: row maxima in the loop, row sums after it
+  __shared__ uint8_t selected[kStages][64];
+  uint8_t* smem_q = smem;
+  uint8_t* smem_k = smem + kTileBytes;
+  uint8_t* smem_p = smem_k + kStages * kTileBytes;  // [64 rows][64 keys]
+  const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
+  const int role = threadIdx.x / 128;
+
+  const int used = counts ? counts[group] : list_stride;
+  const int tiles = (used + 63) / 64;
+  const int begin = tiles * split / splits, end = tiles * (split + 1) / splits;
+  const uint8_t* group_q = q + static_cast<int64_t>(group) * rows_per_group * 1152;
+
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(smem_address(&barriers[stage]), 128);
+      mbarrier_init(smem_address(&barriers[kStages + stage]), 256);
+    }
+  }
+  __syncthreads();
+
+  if (role == 0) {
+    register_decrease<120>();
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
+    const int* list = lists + static_cast<int64_t>(group) * list_stride;
+    const uint8_t* member = members ? members + static_cast<int64_t>(group) * list_stride : nullptr;
+    auto slot_at = [&](int tile) {
+      const int at = tile * 64 + first + lane % 16;
+      return tile < end && at < used ? list[at] : -1;
+    };
+    int slot = slot_at(begin), next_slot = slot_at(begin + 1);
+#if PACKED
+    // The next tile's rows are loaded as this tile's leave the registers.
+    Rows low, high;
+    load_rows(low, cache, slot, 0);
+    load_rows(high, cache, slot, 8);
+#endif
+    for (int tile = begin; tile < end; ++tile) {
+      const int stage = (tile - begin) % kStages, round = (tile - begin) / kStages;
+      const int at = tile * 64 + first + lane % 16;
+      const uint8_t flags = slot < 0 ? 0 : member ? member[at] : 0xFF;
+      uint8_t* target = smem_k + stage * kTileBytes;
+      mbarrier_wait(smem_address(&barriers[kStages + stage]), (round & 1) ^ 1);
+      if (lane < 16) selected[stage][first + lane] = flags;
+#if PACKED
+      store_rows(low, smem_address(target), first);
+      load_rows(low, cache, next_slot, 0);
+      store_rows(high, smem_address(target), first + 8);
+      fence_async_proxy();
+      mbarrier_arrive(smem_address(&barriers[stage]));
+      load_rows(high, cache, next_slot, 8);
+#else
+      copy_rows(target, cache, slot, first);
+      fence_async_proxy();
+      mbarrier_arrive(smem_address(&barriers[stage]));
+#endif
+      slot = next_slot;
+      next_slot = slot_at(tile + 2);
+    }
+  } else {
+    register_increase<192>();
+    const int lane = threadIdx.x % 32, quad = lane % 4;
+    const int half = role - 1;
+    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int bit_low = row / num_heads, bit_high = (row + 8) / num_heads;
+    for (int i = threadIdx.x - 128; i < 64 * 72; i += 256) {
+      const int query = i / 72, chunk = i % 72;
+      uint4 v = {0, 0, 0, 0};
+      if (query < rows_per_group)
+        v = *reinterpret_cast<const uint4*>(group_q + query * 1152 + chunk * 16);
+      *reinterpret_cast<uint4*>(smem_q + tile_offset(query, chunk)) = to_operand(v);
+    }
+    fence_async_proxy();
+    math_barrier();
+    float o[128];
+#pragma unroll
+    for (int i = 0; i < 128; ++i) o[i] = 0.0f;
+    const uint32_t queries_low = descriptor_low(smem_address(smem_q));
+    const uint32_t scores_low = descriptor_low(smem_address(smem_k) + half * 32 * 128);
+    const uint32_t probabilities_low = descriptor_low(smem_address(smem_p));
+    const uint32_t values_low = descriptor_low(smem_address(smem_k) + half * 4 * kBlockBytes, kBlockBytes);
+    float max_low = -infinity(), max_high = -infinity(), sum_low = 0.0f, sum_high = 0.0f;
+
+    for (int tile = begin; tile < end; ++tile) {
+      const int stage = (tile - begin) % kStages, round = (tile - begin) / kStages;
+      mbarrier_wait(smem_address(&barriers[stage]), round & 1);
+      float s[16];
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 36; ++k) {
+        const uint32_t offset = ((k / 4) * kBlockBytes + (k % 4) * 32) >> 4;
+        wgmma_ss_n32(s, queries_low + offset, scores_low + stage * (kTileBytes >> 4) + offset, k != 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+
+      float new_low = -infinity(), new_high = -infinity();
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint16_t flags =
+            *reinterpret_cast<const uint16_t*>(&selected[stage][half * 32 + j * 8 + quad * 2]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t flag = flags >> (8 * i);
+          s[4 * j + i] = flag >> bit_low & 1 ? s[4 * j + i] * scale_log2 : -infinity();
+          s[4 * j + 2 + i] = flag >> bit_high & 1 ? s[4 * j + 2 + i] * scale_log2 : -infinity();
+          new_low = fmaxf(new_low, s[4 * j + i]);
+          new_high = fmaxf(new_high, s[4 * j + 2 + i]);
+        }
+      }
+      new_low = fmaxf(new_low, __shfl_xor_sync(0xFFFFFFFF, new_low, 1));
+      new_low = fmaxf(new_low, __shfl_xor_sync(0xFFFFFFFF, new_low, 2));
+      new_high = fmaxf(new_high, __shfl_xor_sync(0xFFFFFFFF, new_high, 1));
+      new_high = fmaxf(new_high, __shfl_xor_sync(0xFFFFFFFF, new_high, 2));
+      if (quad == 0) {
+        exchange[half][row] = new_low;
+        exchange[half][row + 8] = new_high;
+      }
+      math_barrier();
+      new_low = fmaxf(fmaxf(max_low, new_low), exchange[1 - half][row]);
+      new_high = fmaxf(fmaxf(max_high, new_high), exchange[1 - half][row + 8]);
+      // A row with nothing selected yet has no maximum to subtract.
+      const float base_low = (new_low == -infinity() ? 0.0f : new_low) - kShift;
+      const float base_high = (new_high == -infinity() ? 0.0f : new_high) - kShift;
+      const float keep_low = exp2_fast(max_low - kShift - base_low);
+      const float keep_high = exp2_fast(max_high - kShift - base_high);
+      max_low = new_low;
+      max_high = new_high;
+      sum_low *= keep_low;
+      sum_high *= keep_high;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float a = exp2_fast(s[4 * j] - base_low), b = exp2_fast(s[4 * j + 1] - base_low);
+        const float c = exp2_fast(s[4 * j + 2] - base_high), d = exp2_fast(s[4 * j + 3] - base_high);
+        sum_low += a + b;
+        sum_high += c + d;
+        // Rows 8 apart have the same swizzle.
+        uint8_t* p = smem_p + tile_offset(row, half * 4 + j) + quad * 4;
+        *reinterpret_cast<uint32_t*>(p) = pack_half(a, b);
+        *reinterpret_cast<uint32_t*>(p + 8 * 128) = pack_half(c, d);
+      }
+      fence_async_proxy();
+      if (__any_sync(0xFFFFFFFF, keep_low != 1.0f || keep_high != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < 128; i += 4) {
+          o[i] *= keep_low;
+          o[i + 1] *= keep_low;
+          o[i + 2] *= keep_high;
+          o[i + 3] *= keep_high;
+        }
+      }
+      math_barrier();
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        wgmma_ss_n256(o, probabilities_low + k * 2, values_low + stage * (kTileBytes >> 4) + k * 128, 1);
+      wgmma_commit();
+      wgmma_wait<0>();
+      mbarrier_arrive(smem_address(&barriers[kStages + stage]));
+    }
+
+    sum_low += __shfl_xor_sync(0xFFFFFFFF, sum_low, 1);
+    sum_low += __shfl_xor_sync(0xFFFFFFFF, sum_low, 2);
+    sum_high += __shfl_xor_sync(0xFFFFFFFF, sum_high, 1);
+    sum_high += __shfl_xor_sync(0xFFFFFFFF, sum_high, 2);
+    math_barrier();
+    if (quad == 0) {
+      exchange[half][row] = sum_low;
+      exchange[half][row + 8] = sum_high;
+    }
+    math_barrier();
+    // Added in the same order by both halves.
+    sum_low = exchange[0][row] + exchange[1][row];
+    sum_high = exchange[0][row + 8] + exchange[1][row + 8];
+    const float inverse[2] = {sum_low > 0.0f ? 1.0f / sum_low : 0.0f,
+                              sum_high > 0.0f ? 1.0f / sum_high : 0.0f};
+    const float log_sum[2] = {
+        sum_low > 0.0f ? (max_low + log2f(sum_low) - kShift) * kLn2 : -infinity(),
+        sum_high > 0.0f ? (max_high + log2f(sum_high) - kShift) * kLn2 : -infinity()};
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+      const int own = row + 8 * upper;
+      if (own >= rows_per_group) continue;
+      const int64_t target = static_cast<int64_t>(split) * total_rows +
+                             static_cast<int64_t>(group) * rows_per_group + own;
+      if (half == 0 && quad == 0) lse[target] = log_sum[upper];
+      uint32_t* values = reinterpret_cast<uint32_t*>(out + target * 1024) + half * 128;
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        const float a = o[4 * j + 2 * upper] * inverse[upper];
+        const float b = o[4 * j + 2 * upper + 1] * inverse[upper];
+        // Parts of a split are kept in the operand type; fp16 loses less of them than bf16 would.
+        values[j * 4 + quad] = splits == 1 ? pack_bf16(a, b) : pack_half(a, b);
+      }
+    }
+  }
+}
+
+// Joins the parts of each row by their log-sum-exp. A block a row, 128 threads of four columns; splits is
+// at most 32.
+extern "C" __global__ void __launch_bounds__(128)
+    combine_splits_kernel(const uint8_t* __restrict__ parts, const float* __restrict__ part_lse,
+                          uint8_t* __restrict__ out, float* __restrict__ lse, int total_rows,
+                          int splits) {
+  const int64_t row = blockIdx.x;
+  const int lane = threadIdx.x % 32;
+  // Every warp holds all the weights, one a lane.
+  const float own = lane < splits ? part_lse[lane * static_cast<int64_t>(total_rows) + row] : -infinity();
+  float largest = own;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, offset));
+  const float weight = own > -infinity() ? exp2_fast((own - largest) / kLn2) : 0.0f;
+  float total = weight;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    total += __shfl_xor_sync(0xFFFFFFFF, total, offset);
+  float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 8
+  for (int i = 0; i < splits; ++i) {
+    const float share = __shfl_sync(0xFFFFFFFF, weight, i);
+    const int64_t at = i * static_cast<int64_t>(total_rows) + row;
+    const uint2 v = *reinterpret_cast<const uint2*>(parts + at * 1024 + threadIdx.x * 8);
+    const uint32_t pairs[2] = {v.x, v.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint16_t bits = pairs[j / 2] >> (16 * (j % 2));
+      float value;
+#if PACKED
+      asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(bits));
+#else
+      value = __uint_as_float(static_cast<uint32_t>(bits) << 16);
+#endif
+      sum[j] = fmaf(share, value, sum[j]);
+    }
+  }
+  const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+  *reinterpret_cast<uint2*>(out + row * 1024 + threadIdx.x * 8) = {
+      pack_bf16(sum[0] * inverse, sum[1] * inverse), pack_bf16(sum[2] * inverse, sum[3] * inverse)};
+  if (threadIdx.x == 0) lse[row] = total > 0.0f ? largest + log2f(total) * kLn2 : -infinity();
+}

@@ -1,0 +1,46 @@
+"""Device sources compile for sm_90a without a GPU, and without spilling accumulators.
+
+| test | catches |
+| --- | --- |
+| every source compiles | an error that only the first launch on a GPU would show |
+| capability is a table | an op that claims a GPU it has no code for |
+"""
+
+import pytest
+from glm_kernels import _arch, _jit, _wgmma
+
+SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
+PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
+HALF = _wgmma.wgmma_half(32, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
+
+
+def scoring_prelude(columns: int) -> str:
+    define = f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n"
+    return _wgmma.wgmma_fp8(columns) + define + _jit.header("order")
+
+
+SOURCES = [
+    ("paged_mqa_logits", (*SCORING, ("MIN_BLOCKS", 4)), scoring_prelude(192)),
+    ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
+    ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
+    ("sparse_mla", (("PACKED", 1),), HALF),
+    ("sparse_mla", (("PACKED", 0),), HALF.replace("f16.f16", "bf16.bf16")),
+    ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),
+]
+
+
+@pytest.mark.parametrize(("name", "defines", "prelude"), SOURCES, ids=lambda v: str(v)[:40])
+def test_source_compiles(name: str, defines: tuple[tuple[str, int], ...], prelude: str) -> None:
+    cubin = _jit.compile_source(_jit.assemble(name, defines, prelude))
+    assert cubin[:4] == b"\x7fELF"
+
+
+def test_a_broken_source_shows_the_compilers_log() -> None:
+    with pytest.raises(RuntimeError, match="undefined"):
+        _jit.compile_source('extern "C" __global__ void k() { nothing(); }')
+
+
+def test_capability_is_a_table() -> None:
+    assert _arch.supported("sparse_mla", (9, 0))
+    assert not _arch.supported("sparse_mla", (8, 0))
+    assert not _arch.supported("no_such_op", (9, 0))
