@@ -20,6 +20,9 @@ import requests
 
 from tests.support.parity import prompt
 from tests.support.server import Server
+from tests.support.specs import TRUTH_64
+
+SERVER = TRUTH_64
 
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 WEATHER = {

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import Server
+from tests.support.specs import TRUTH_64
 
 pytestmark = pytest.mark.slow
+SERVER = TRUTH_64
 
 ROOT = Path(__file__).parents[2]
 
