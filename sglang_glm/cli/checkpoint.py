@@ -114,7 +114,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("hidden", "attention"),
         default="no",
         help="construct target and MTP layer such that every draft token must be accepted; "
-        "'attention' also needs the draft's own cache to be right (not with index sharing)",
+        "'attention' also needs the draft's own cache to be right and every drafted row in the selection",
     )
 
     fp8 = parser.add_argument_group("FP8")

@@ -79,7 +79,11 @@ def public_functions() -> list[tuple[str, object]]:
     found = []
     for info in pkgutil.walk_packages(glm_kernels.__path__, "glm_kernels."):
         tail = info.name.rsplit(".", 1)[1]
-        if info.ispkg or tail.startswith("_") or tail.endswith(("_ref", "_torch", "_triton")):
+        if (
+            info.ispkg
+            or tail.startswith("_")
+            or tail.endswith(("_ref", "_torch", "_triton", "_sm90"))
+        ):
             continue
         if ".testing." in info.name or ".bench." in info.name:
             continue

@@ -39,6 +39,7 @@ def test_this_machine() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_broken_plugin() -> None:
     result = doctor(SGLANG_EXTERNAL_MODEL_PACKAGE="somebody.elses")
     assert result.returncode == 1

@@ -16,6 +16,8 @@ import pytest
 
 from sglang_glm.compat.ledger import SEAMS
 from sglang_glm.compat.seams import KINDS
+from sglang_glm.platform import activate
+from sglang_glm.plugin import register
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +71,14 @@ BREAKAGES = {
 }
 
 
-@pytest.mark.parametrize("name", BREAKAGES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model_package_fails",
+        pytest.param("no_such_target", marks=pytest.mark.slow),
+        pytest.param("implementation_missing", marks=pytest.mark.slow),
+    ],
+)
 def test_broken_seam_stops(name: str) -> None:
     breakage, named = BREAKAGES[name]
     result = run(breakage + LOAD + "print('served the stock model')")
@@ -78,11 +87,22 @@ def test_broken_seam_stops(name: str) -> None:
     assert named in result.stderr and "SGLANG_GLM_ENABLE=0" in result.stderr
 
 
-def test_turned_off() -> None:
+def test_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_GLM_ENABLE", "0")
+    monkeypatch.setattr(
+        "sglang_glm.compat.apply.apply_seams", lambda: pytest.fail("it entered SGLang")
+    )
+    assert activate() is None
+    register()
+
+
+@pytest.mark.slow
+def test_turned_off_serves_stock() -> None:
     code = LOAD + (
         "from sglang.srt.platforms import current_platform; "
         "from sglang.srt.models.registry import ModelRegistry; "
-        "print(type(current_platform).__module__, ModelRegistry.models['GlmMoeDsaForCausalLM'].__module__)"
+        "print(type(current_platform).__module__, "
+        "ModelRegistry.models['GlmMoeDsaForCausalLM'].__module__)"
     )
     result = run(code, SGLANG_GLM_ENABLE="0")
     assert result.returncode == 0, result.stderr[-2000:]
@@ -90,10 +110,10 @@ def test_turned_off() -> None:
 
 
 @pytest.mark.parametrize("variable", ["SGLANG_GLM_ENABEL", "SGLANG_GLM_INDEX_KEY_DTYPE"])
-def test_bad_variable(variable: str) -> None:
-    result = run(LOAD, **{variable: "int4"})
-    assert result.returncode != 0
-    assert variable in result.stderr
+def test_bad_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "int4")
+    with pytest.raises(SystemExit, match=variable):
+        register()
 
 
 def test_ledger_rows() -> None:
