@@ -107,7 +107,16 @@ def check_backends(view: Any) -> None:
 
 
 def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
+    dense = [
+        (
+            f"--{field.replace('_', '-')} {getattr(view, field)}",
+            not has_accelerator() and getattr(view, field) not in (None, "dsa", "nsa"),
+            "SGLang's other CPU backends cannot read its latent cache; leave the flag out",
+        )
+        for field in ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    ]
     return [
+        *dense,
         (
             "--enable-mixed-chunk",
             view.enable_mixed_chunk,

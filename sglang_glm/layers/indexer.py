@@ -51,11 +51,8 @@ def indexer_forward(
     Returns:
         `[num_rows, index_topk]` int32 request-local positions, best first, -1 padding at the tail.
         Padded rows select nothing. In a draft step a request that carries a selection reuses it.
-        None under an attention backend that takes no selection: there the indexer is inert.
     """
     batch = get_attn_backend().get_indexer_metadata(layer_id, forward_batch)
-    if batch is None:
-        return None
     selected = torch.full((x.shape[0], self.index_topk), -1, dtype=torch.int32)
     # Written before anything is read, and even where nothing needs scoring now: a later step
     # searches this history.

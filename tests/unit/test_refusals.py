@@ -51,6 +51,14 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     ),
     "stock decode": (["--dsa-decode-backend", "flashmla_kv"], ["--dsa-decode-backend", "CUDA"]),
     "stock topk": (["--dsa-topk-backend", "torch"], ["--dsa-topk-backend", "glm_exact"]),
+    "dense backend": (
+        ["--attention-backend", "torch_native"],
+        ["--attention-backend torch_native", "leave the flag out"],
+    ),
+    "dense prefill": (
+        ["--prefill-attention-backend", "torch_native"],
+        ["--prefill-attention-backend torch_native", "leave the flag out"],
+    ),
     "mixed chunk": (["--enable-mixed-chunk"], ["--enable-mixed-chunk"]),
     "two batch overlap": (["--enable-two-batch-overlap"], ["--enable-two-batch-overlap"]),
     "eplb": (["--enable-eplb"], ["--enable-eplb"]),
