@@ -3,15 +3,20 @@
 The second request finds its prefix in the cache; both answers are identical in truth mode.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import Server
+from tests.support.server import Server, ServerSpec
 from tests.support.specs import TRUTH_64
 
 pytestmark = pytest.mark.slow
-SERVER = TRUTH_64
+SERVER = ServerSpec(
+    TRUTH_64.model,
+    ("--dtype", "float32", "--chunked-prefill-size", "2048", "--max-total-tokens", "32768"),
+    env=(("OMP_NUM_THREADS", str(os.cpu_count())),),
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +34,6 @@ def test_real_text(server: Server) -> None:
     }
     cold = server.post("/generate", **body).json()
     assert cold["meta_info"]["prompt_tokens"] > 20_000, "the documents have become shorter"
-    assert cold["meta_info"]["prompt_tokens"] < 20_480 + 12_000
     assert cold["meta_info"]["cached_tokens"] == 0
     warm = server.post("/generate", **body).json()
     assert warm["meta_info"]["cached_tokens"] >= cold["meta_info"]["prompt_tokens"] // 64 * 64 - 64
