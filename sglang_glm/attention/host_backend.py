@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from glm_kernels.attention.masked_mla import masked_mla
 from glm_kernels.attention.sparse_mla import sparse_mla
 from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
+from glm_kernels.indexer.topk_indices import positions_to_slots
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_exec
@@ -134,11 +135,7 @@ class GlmDsaHostAttnBackend(AttentionBackend):
             latents = self.token_to_kv_pool.latent_rows(layer.layer_id, request.slots)
             selection = None if selects_all else topk_positions
             return masked_mla(q, latents, request.row_lengths(), layer.scaling, selection)[0]
-        slots = (
-            request.slots[topk_positions.clamp_min(0).long()]
-            .int()
-            .masked_fill_(topk_positions < 0, -1)
-        )
+        slots = positions_to_slots(topk_positions, request.slots[None], page_size=1)
         cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
         return sparse_mla(q, cache, slots, layer.scaling)[0]
 

@@ -49,11 +49,6 @@ class BatchRows:
 
     requests: tuple[RequestRows, ...]
 
-    @property
-    def num_rows(self) -> int:
-        """Rows with a request; a forward may carry padded rows after them."""
-        return self.requests[-1].rows.stop if self.requests else 0
-
 
 def plan_rows(
     forward_batch: ForwardBatch, req_to_token: torch.Tensor, *, draft_step: int = 0

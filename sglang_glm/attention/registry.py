@@ -20,47 +20,45 @@ class DsaBackend:
         phases: The flags that accept it.
         devices: Where it runs.
         kv_dtypes: KV cache dtypes that it reads, by torch's names.
-        summary: One line for `--help` and `sglang-glm doctor`.
     """
 
     name: str
     phases: tuple[Phase, ...]
     devices: tuple[Device, ...]
     kv_dtypes: tuple[str, ...]
-    summary: str
 
 
 _FLOATS = ("float32", "bfloat16")
 _PACKED = ("float8_e4m3fn",)
 
 BACKENDS: tuple[DsaBackend, ...] = (
+    # per request: dense within index_topk, otherwise masked or sparse, whichever costs less
     DsaBackend(
         name="glm_auto",
         phases=("prefill",),
         devices=("cpu",),
         kv_dtypes=_FLOATS + _PACKED,
-        summary="per request: dense within index_topk, otherwise masked or sparse, whichever costs less",
     ),
+    # attention over the whole context under a mask of the selection
     DsaBackend(
         name="glm_masked",
         phases=("prefill",),
         devices=("cpu",),
         kv_dtypes=_FLOATS + _PACKED,
-        summary="attention over the whole context under a mask of the selection",
     ),
+    # gathers the selected rows, then attends to those alone
     DsaBackend(
         name="glm_sparse",
         phases=("prefill", "decode"),
         devices=("cpu",),
         kv_dtypes=_FLOATS + _PACKED,
-        summary="gathers the selected rows, then attends to those alone",
     ),
+    # exact and deterministic: higher score first, ties to the lower position
     DsaBackend(
         name="glm_exact",
         phases=("topk",),
         devices=("cpu",),
         kv_dtypes=_FLOATS + _PACKED,
-        summary="exact and deterministic: higher score first, ties to the lower position",
     ),
 )
 

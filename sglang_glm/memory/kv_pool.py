@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from glm_kernels.cache import layout
 from glm_kernels.cache.index_pages import load_index_k, store_index_k
-from glm_kernels.cache.mla_rows import pack_mla_rows, unpack_mla_rows
+from glm_kernels.cache.mla_rows import unpack_mla_rows
+from glm_kernels.cache.store_mla_kv import store_mla_kv
 from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, unwrap_write_loc
 
@@ -155,11 +156,7 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
         cache_k_nope: torch.Tensor,
         cache_k_rope: torch.Tensor,
     ) -> None:
-        latent, k_rope = cache_k_nope.flatten(1), cache_k_rope.flatten(1)
-        if self.dsa_kv_cache_store_fp8:
-            dst_buffer[loc, 0] = pack_mla_rows(latent, k_rope)
-        else:
-            dst_buffer[loc, 0] = torch.cat([latent, k_rope], dim=-1).to(dst_buffer.dtype)
+        store_mla_kv(dst_buffer, loc, cache_k_nope.flatten(1), cache_k_rope.flatten(1))
 
     def latent_rows(self, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
         """Rows of the given slots, dequantised.
