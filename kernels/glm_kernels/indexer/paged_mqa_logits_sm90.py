@@ -35,7 +35,10 @@ def accepts(
         and block_table.dtype == torch.int32
         and q.shape[2] in NUM_HEADS
         and 1 <= q.shape[1] <= MAX_NEXT_N
-        and all(t.is_contiguous() for t in (q, index_cache, weights, cache_seqlens, block_table))
+        and all(t.is_contiguous() for t in (q, index_cache, weights, cache_seqlens))
+        # Its rows may be strided: a table that is repeated for every row of a request serves as it is.
+        and block_table.stride(1) == 1
+        and block_table.stride(0) >= block_table.shape[1]
     )
 
 
@@ -104,7 +107,7 @@ def paged_mqa_logits_sm90(
         index_cache: ``[num_pages, 8448]``, uint8.
         weights: ``[batch_size, next_n, num_heads]``, fp32.
         cache_seqlens: ``[batch_size]``, int32.
-        block_table: ``[batch_size, max_num_blocks]``, int32.
+        block_table: ``[batch_size, max_num_blocks]``, int32; rows may be strided.
         out: ``[batch_size * next_n, max_context]``, fp32, written in place.
     """
     batch_size, next_n, num_heads, _ = q.shape
@@ -115,6 +118,6 @@ def paged_mqa_logits_sm90(
         128,
         [
             *(q, index_cache, weights, cache_seqlens, block_table, out),
-            *(batch_size, block_table.shape[1], out.stride(0)),
+            *(batch_size, block_table.stride(0), out.stride(0)),
         ],
     )

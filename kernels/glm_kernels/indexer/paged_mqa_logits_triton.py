@@ -18,7 +18,7 @@ def paged_mqa_logits_kernel(  # type: ignore[no-untyped-def]
     cache_seqlens_ptr,
     block_table_ptr,
     out_ptr,
-    max_num_blocks,
+    table_stride,
     out_stride,
     NEXT_N: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -32,7 +32,7 @@ def paged_mqa_logits_kernel(  # type: ignore[no-untyped-def]
     request = tl.program_id(1).to(tl.int64)
     length = tl.load(cache_seqlens_ptr + request)
     if block * PAGE < length:
-        page = tl.load(block_table_ptr + request * max_num_blocks + block).to(tl.int64)
+        page = tl.load(block_table_ptr + request * table_stride + block).to(tl.int64)
         rows = tl.arange(0, PAGE)
         dims = tl.arange(0, HEAD_DIM)
         heads = tl.arange(0, NUM_HEADS)
@@ -67,7 +67,7 @@ def paged_mqa_logits_triton(
         index_cache: ``[num_pages, 8448]``, uint8, contiguous.
         weights: ``[batch_size, next_n, num_heads]``, fp32, contiguous.
         cache_seqlens: ``[batch_size]``, int32.
-        block_table: ``[batch_size, max_num_blocks]``, int32, contiguous.
+        block_table: ``[batch_size, max_num_blocks]``, int32; rows may be strided.
         out: ``[batch_size * next_n, max_context]``, fp32, written in place.
     """
     batch_size, next_n, num_heads, _ = q.shape

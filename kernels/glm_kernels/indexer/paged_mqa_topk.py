@@ -4,10 +4,12 @@ import torch
 
 from glm_kernels import _arch
 from glm_kernels._checks import require
+from glm_kernels.cache.layout import PAGE_SIZE
 from glm_kernels.indexer.paged_mqa_logits import check_paged_indexer
 from glm_kernels.indexer.paged_mqa_logits_sm90 import accepts
 from glm_kernels.indexer.paged_mqa_logits_torch import paged_mqa_logits_torch
 from glm_kernels.indexer.paged_mqa_topk_sm90 import paged_mqa_topk_sm90
+from glm_kernels.indexer.topk_indices import positions_to_slots
 from glm_kernels.indexer.topk_indices_sm90 import MAX_TOPK
 from glm_kernels.indexer.topk_indices_torch import topk_indices_torch
 
@@ -19,6 +21,7 @@ def paged_mqa_topk(
     cache_seqlens: torch.Tensor,
     block_table: torch.Tensor,
     topk: int,
+    return_slots: bool = False,
 ) -> torch.Tensor:
     """Select the ``topk`` best cached positions for the ``next_n`` newest rows of each request.
 
@@ -35,9 +38,10 @@ def paged_mqa_topk(
         cache_seqlens: ``[batch_size]``, int32 or int64. Cached length, the new positions included.
         block_table: ``[batch_size, max_num_blocks]``, int32 or int64.
         topk: entries a row.
+        return_slots: return physical slots, ``block_table[b, pos // 64] * 64 + pos % 64``.
 
     Returns:
-        ``[batch_size * next_n, topk]``, int32 request-local positions, score descending, position
+        ``[batch_size * next_n, topk]``, int32 request-local positions (or slots), score descending, position
         ascending among equal scores, -1 at the tail. A row of length <= 0 is all -1.
 
     Raises:
@@ -49,7 +53,7 @@ def paged_mqa_topk(
     rows = dims["batch_size"] * dims["next_n"]
     inputs = (q, index_cache, weights, cache_seqlens, block_table)
     if _arch.use_device_code(op, q) and accepts(*inputs) and 0 < topk <= MAX_TOPK and rows > 0:
-        return paged_mqa_topk_sm90(*inputs, topk)
+        return paged_mqa_topk_sm90(*inputs, topk, return_slots)
     out = torch.full((rows, topk), -1, dtype=torch.int32, device=q.device)
     for request, length in enumerate(cache_seqlens.tolist()):
         if length <= 0:
@@ -60,4 +64,4 @@ def paged_mqa_topk(
         )
         first = request * dims["next_n"]
         out[first : first + dims["next_n"]] = topk_indices_torch(logits, topk)
-    return out
+    return positions_to_slots(out, block_table, PAGE_SIZE) if return_slots and rows else out

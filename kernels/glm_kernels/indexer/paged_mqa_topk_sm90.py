@@ -55,15 +55,24 @@ def paged_mqa_topk_sm90(
     cache_seqlens: torch.Tensor,
     block_table: torch.Tensor,
     topk: int,
+    return_slots: bool = False,
 ) -> torch.Tensor:
     """Device form of ``paged_mqa_topk``; arguments as there, already checked and accepted."""
     rows, width = q.shape[0] * q.shape[1], block_table.shape[1] * PAGE_SIZE
+    inputs = (q, index_cache, weights, cache_seqlens, block_table)
     if q.shape[1] == 1 or 4 * rows * width > MATRIX_BYTES:
-        return _select_in_one_pass(q, index_cache, weights, cache_seqlens, block_table, topk)
+        return _select_in_one_pass(*inputs, topk, return_slots)
     logits = torch.empty(rows, width, device=q.device)
-    paged_mqa_logits_sm90(q, index_cache, weights, cache_seqlens, block_table, logits)
+    paged_mqa_logits_sm90(*inputs, logits)
     return topk_indices_sm90(
-        logits, topk, None, None, cache_seqlens=cache_seqlens, next_n=q.shape[1]
+        logits,
+        topk,
+        None,
+        None,
+        block_table=block_table if return_slots else None,
+        page_size=PAGE_SIZE,
+        cache_seqlens=cache_seqlens,
+        next_n=q.shape[1],
     )
 
 
@@ -74,9 +83,10 @@ def _select_in_one_pass(
     cache_seqlens: torch.Tensor,
     block_table: torch.Tensor,
     topk: int,
+    return_slots: bool,
 ) -> torch.Tensor:
     batch_size, next_n, num_heads, _ = q.shape
-    max_num_blocks = block_table.shape[1]
+    max_num_blocks, table_stride = block_table.shape[1], block_table.stride(0)
     device, index = q.device, q.device.index or 0
     rows = batch_size * next_n
     thresholds = torch.empty(rows, device=device)
@@ -91,7 +101,7 @@ def _select_in_one_pass(
     # Contexts within the capacity keep every score: they need no threshold.
     if max_num_blocks * 64 > CAPACITY:
         kernel, blocks = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
-        sizes = (batch_size, max_num_blocks, sample_width, step)
+        sizes = (batch_size, table_stride, sample_width, step)
         kernel.launch((blocks, 1, 1), 128, [*inputs, sample, *sizes])
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
@@ -99,12 +109,13 @@ def _select_in_one_pass(
     )
     kept = (thresholds, counts, candidates)
     kernel, blocks = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
-    kernel.launch((blocks, 1, 1), 128, [*inputs, *kept, batch_size, max_num_blocks, CAPACITY])
+    kernel.launch((blocks, 1, 1), 128, [*inputs, *kept, batch_size, table_stride, CAPACITY])
     kernel, _ = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
-    kernel.launch((batch_size, 1, 1), 128, [*inputs, *kept, max_num_blocks, CAPACITY, topk])
+    kernel.launch((batch_size, 1, 1), 128, [*inputs, *kept, table_stride, CAPACITY, topk])
+    table = block_table if return_slots else None
     topk_kernel("topk_sort_kernel", index).launch(
         (rows, 1, 1),
         THREADS,
-        [None, *kept, *window, None, None, next_n, max_num_blocks, 1, out, topk],
+        [None, *kept, *window, table, None, next_n, table_stride, PAGE_SIZE, out, topk],
     )
     return out

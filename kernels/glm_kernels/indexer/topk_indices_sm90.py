@@ -88,13 +88,15 @@ def topk_indices_sm90(
     topk_kernel("topk_filter_kernel", index).launch(
         (pieces, num_tokens, 1), 256, [logits, thresholds, counts, candidates, *window]
     )
-    batch_size, max_num_blocks = block_table.shape if block_table is not None else (1, 0)
+    batch_size, table_stride = (
+        (block_table.shape[0], block_table.stride(0)) if block_table is not None else (1, 0)
+    )
     topk_kernel("topk_sort_kernel", index).launch(
         (num_tokens, 1, 1),
         THREADS,
         [
             *(logits, thresholds, counts, candidates, *window),
-            *(block_table, row_to_batch, max(1, num_tokens // batch_size), max_num_blocks),
+            *(block_table, row_to_batch, max(1, num_tokens // batch_size), table_stride),
             *(page_size, out, k),
         ],
     )

@@ -9,6 +9,7 @@
 | selection equals a stable sort on every hostile kind (T04, T07) | ties, NaN, infinities |
 | windows and slots | relative output, page arithmetic |
 | fused selection equals scores then sort, also on ties (T29, T41) | thresholds, overflow, repair |
+| fused slots through a table with strided rows | page arithmetic of serving |
 | fused workspace at 192 rows x 1M (T29) | a matrix that crept back |
 | graph replay with new data (T20) | values frozen at capture |
 """
@@ -19,7 +20,7 @@ from glm_kernels.indexer import paged_mqa_topk_sm90
 from glm_kernels.indexer.paged_mqa_logits import paged_mqa_logits
 from glm_kernels.indexer.paged_mqa_topk import paged_mqa_topk
 from glm_kernels.indexer.paged_mqa_topk_sm90 import MATRIX_BYTES, workspace_bytes
-from glm_kernels.indexer.topk_indices import topk_indices
+from glm_kernels.indexer.topk_indices import positions_to_slots, topk_indices
 from glm_kernels.indexer.topk_indices_torch import topk_indices_torch
 from glm_kernels.testing.fp64 import paged_logits_fp64
 from glm_kernels.testing.generate import SCORE_KINDS, PagedIndexer, paged_indexer, score_rows
@@ -141,6 +142,18 @@ def test_fused_equals_two_steps(shape: IndexerShape) -> None:
     want = topk_indices_torch(logits.cpu(), shape.topk)
     for _ in range(3):
         assert_bitwise(paged_mqa_topk(*arguments(p), shape.topk), want, f"fused {shape.name}")
+
+
+@pytest.mark.usefixtures("matrix_bytes")
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
+def test_fused_slots_of_a_repeated_table(shape: IndexerShape) -> None:
+    p = poisoned(shape, seed=2)
+    q, cache, weights, lengths, table = arguments(p)
+    # Serving repeats a request's table for each of its rows; the kernels step over the copies.
+    repeated = table.repeat_interleave(3, 0).view(table.shape[0], 3, table.shape[1])[:, 0]
+    want = paged_mqa_topk(*arguments(p), shape.topk)
+    got = paged_mqa_topk(q, cache, weights, lengths, repeated, shape.topk, return_slots=True)
+    assert_bitwise(got, positions_to_slots(want, table, 64), f"slots {shape.name}")
 
 
 @pytest.mark.usefixtures("matrix_bytes")

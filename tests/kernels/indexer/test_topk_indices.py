@@ -102,6 +102,8 @@ def test_paged_score_and_select(shape: IndexerShape) -> None:
     got = paged_mqa_topk(*args, shape.topk)
     want = topk_indices_ref(paged_mqa_logits(*args, p.max_context), shape.topk)
     assert_bitwise(got, want, f"paged_mqa_topk {shape.name}")
+    slots = paged_mqa_topk(*args, shape.topk, return_slots=True)
+    assert_bitwise(slots, positions_to_slots(want, p.block_table, 64), f"slots {shape.name}")
 
 
 def test_ragged_score_and_select_in_pieces() -> None:
