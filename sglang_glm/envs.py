@@ -79,8 +79,20 @@ CHECK_INDEX_AGREEMENT = EnvVar(
     _parse_bool,
     "1 stops the server when tensor-parallel ranks select different positions; costs two small all-reduces a layer",
 )
+CUDA_KERNELS = EnvVar(
+    "SGLANG_GLM_CUDA_KERNELS",
+    "auto",
+    _choice("auto", "named"),
+    "auto: our CUDA kernels serve where they were measured to be faster; named: only where a flag names them",
+)
 
-ALL: tuple[EnvVar, ...] = (ENABLE, HOST_PLATFORM, INDEX_KEY_DTYPE, CHECK_INDEX_AGREEMENT)
+ALL: tuple[EnvVar, ...] = (
+    ENABLE,
+    HOST_PLATFORM,
+    INDEX_KEY_DTYPE,
+    CHECK_INDEX_AGREEMENT,
+    CUDA_KERNELS,
+)
 
 
 def check() -> None:

@@ -9,6 +9,7 @@ from sglang_glm.compat.moe_a2a import check_backend
 from sglang_glm.compat.seams import Scope, Seam
 
 _HOST = "sglang_glm.compat.host"
+_CUDA = "sglang_glm.compat.cuda"
 
 
 def _resolution_hook(
@@ -317,5 +318,37 @@ SEAMS: tuple[Seam, ...] = (
         why="the functions that verify sampled output are None off CUDA, and a hook cannot wrap None",
         remove_when="SGLang has torch forms of them, or asks the platform",
         probe=probes.check_spec_sampling,
+    ),
+    Seam(
+        target="sglang.srt.arg_groups.overrides._dsa_split_backend_resolution",
+        kind="around",
+        scope="cuda",
+        implementation=f"{_CUDA}.arg_groups:dsa_split_backend_resolution",
+        why="with no flag, the decode backend comes from a fixed chain of names",
+        remove_when="SGLang asks registered DSA backends whether they serve",
+    ),
+    Seam(
+        target="sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend",
+        kind="replace",
+        scope="cuda",
+        implementation=f"{_CUDA}.dsa_backend:GlmDsaCudaAttnBackend",
+        why="its implementations are a chain of names; ours is a subclass, so that every stock name stays",
+        remove_when="SGLang's DSA forms can be registered one by one",
+    ),
+    Seam(
+        target="sglang.srt.layers.attention.dsa.dsa_topk_backend.DSATopKBackend.resolve",
+        kind="around",
+        scope="cuda",
+        implementation=f"{_CUDA}.dsa_topk_backend:resolve",
+        why="an enumeration without registry: another name of --dsa-topk-backend raises",
+        remove_when="SGLang registers top-k backends by name",
+    ),
+    Seam(
+        target="sglang.srt.layers.attention.dsa.dsa_indexer.Indexer._get_topk_paged",
+        kind="around",
+        scope="cuda",
+        implementation=f"{_CUDA}.dsa_indexer:get_topk_paged",
+        why="on Hopper each verify token is scored as a request of its own: every key is read once a token",
+        remove_when="DeepGEMM scores several tokens a request on Hopper, or paged scoring can be registered",
     ),
 )

@@ -4,16 +4,24 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from transformers import PretrainedConfig
 
-from sglang_glm.attention import registry
+from sglang_glm.attention import cuda_choice, registry
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
 from sglang_glm.parallel.plan import ParallelPlan
 from sglang_glm.platform import has_accelerator
 
 #: What `--kv-cache-dtype` stores, by torch's names; None follows the model.
 KV_DTYPES = {"auto": None, "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn"}
+
+_BACKEND_FIELDS: tuple[tuple[str, registry.Phase], ...] = (
+    ("dsa_prefill_backend", "prefill"),
+    ("dsa_decode_backend", "decode"),
+    ("dsa_topk_backend", "topk"),
+    ("speculative_dsa_topk_backend", "topk"),
+)
 
 #: The default of `--dsa-topk-backend`.
 STOCK_TOPK = "sgl-kernel"
@@ -31,9 +39,10 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
     view = resolving_view(server_args)
     architectures = model_config_of(view).hf_config.architectures or []
     if any(name in ARCHITECTURES for name in architectures):
-        check_parallel(view, check_config(view))
+        facts = check_config(view)
+        check_parallel(view, facts)
         check_flags(view)
-        check_backends(view)
+        check_backends(view, facts)
     previous(server_args)
 
 
@@ -87,7 +96,7 @@ def check_flags(view: Any) -> None:
             raise ValueError(f"{flag} is not served for glm_moe_dsa: {reason}")
 
 
-def check_backends(view: Any) -> None:
+def check_backends(view: Any, facts: GlmDsaConfig) -> None:
     """Refuse a DSA backend that cannot run here, before anything is loaded for it.
 
     Raises:
@@ -96,14 +105,34 @@ def check_backends(view: Any) -> None:
     device: registry.Device = "cuda" if has_accelerator() else "cpu"
     dtype = KV_DTYPES.get(view.kv_cache_dtype, view.kv_cache_dtype)
     kv_dtype = dtype or str(model_config_of(view).dtype).removeprefix("torch.")
-    for phase in ("prefill", "decode", "topk"):
-        name = getattr(view, f"dsa_{phase}_backend")
-        # SGLang's top-k flag has a default, so its value does not tell whether anybody chose it.
+    for field, phase in _BACKEND_FIELDS:
+        name = getattr(view, field)
+        # SGLang's top-k flags have a default, so their value does not tell whether anybody chose it.
         if name is None or (phase == "topk" and name == STOCK_TOPK):
             continue
         reason = registry.refusal(phase, name, device=device, kv_dtype=kv_dtype)
+        if reason is None and device == "cuda" and name in registry.names(phase, "cuda"):
+            reason = _cuda_obstacle(view, facts, name)
         if reason is not None:
-            raise ValueError(f"--dsa-{phase}-backend: {reason}")
+            raise ValueError(f"--{field.replace('_', '-')}: {reason}")
+
+
+def _cuda_obstacle(view: Any, facts: GlmDsaConfig, name: str) -> str | None:
+    """Why a kernel of ours cannot serve this model on this device with these flags."""
+    reason = cuda_choice.impossible(
+        num_heads=facts.num_attention_heads * view.attn_dp_size // view.tp_size,
+        capability=torch.cuda.get_device_capability(),
+    )
+    if reason is not None:
+        return f"{name!r}: {reason}"
+    for flag, is_set in (
+        ("--enable-hisparse", view.enable_hisparse),
+        ("--dcp-size", (view.dcp_size or 1) > 1),
+        ("--attn-cp-size", view.attn_cp_size > 1),
+    ):
+        if is_set:
+            return f"{name!r} does not serve with {flag}; leave one of the two out"
+    return None
 
 
 def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:

@@ -61,7 +61,7 @@ def paged_mqa_topk_sm90(
     rows, width = q.shape[0] * q.shape[1], block_table.shape[1] * PAGE_SIZE
     inputs = (q, index_cache, weights, cache_seqlens, block_table)
     if q.shape[1] == 1 or 4 * rows * width > MATRIX_BYTES:
-        return _select_in_one_pass(*inputs, topk, return_slots)
+        return select_in_one_pass(*inputs, topk, return_slots)
     logits = torch.empty(rows, width, device=q.device)
     paged_mqa_logits_sm90(*inputs, logits)
     return topk_indices_sm90(
@@ -76,7 +76,7 @@ def paged_mqa_topk_sm90(
     )
 
 
-def _select_in_one_pass(
+def select_in_one_pass(
     q: torch.Tensor,
     index_cache: torch.Tensor,
     weights: torch.Tensor,

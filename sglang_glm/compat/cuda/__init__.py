@@ -1,0 +1,1 @@
+"""What wraps SGLang's functions on CUDA, one file an upstream module."""

@@ -1,0 +1,117 @@
+"""The indexer's paged scoring on CUDA: several rows of a request take our kernel."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.environ import envs as sglang_envs
+from sglang.srt.model_executor.forward_context import get_token_to_kv_pool
+
+from sglang_glm import envs
+from sglang_glm.attention import cuda_choice
+from sglang_glm.compat.cuda.dsa_topk_backend import ExactTopk
+from sglang_glm.compat.cuda.warm_up import load_verify_kernels
+from sglang_glm.layers.verify_selection import select_verify_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+logger = logging.getLogger(__name__)
+
+
+def get_topk_paged(
+    original: Callable[..., torch.Tensor],
+    indexer: Indexer,
+    forward_batch: ForwardBatch,
+    layer_id: int,
+    q_fp8: torch.Tensor,
+    weights: torch.Tensor,
+    metadata: Any,
+) -> torch.Tensor:
+    """AROUND hook of `Indexer._get_topk_paged`: `[rows, index_topk]` int32 as SGLang's."""
+    mode = forward_batch.forward_mode
+    if not (mode.is_target_verify() or mode.is_draft_extend_v2()):
+        return original(indexer, forward_batch, layer_id, q_fp8, weights, metadata)
+    cache_seqlens, table = metadata.get_seqlens_int32(), metadata.get_page_table_64()
+    num_rows = table.shape[0]  # of requests; `q_fp8` may have padding after them
+    choice = choose(indexer, metadata, cache_seqlens.shape[0], num_rows)
+    _log_choice(cache_seqlens.shape[0], num_rows, choice)
+    if choice.form == "stock":
+        return original(indexer, forward_batch, layer_id, q_fp8, weights, metadata)
+    # Captures of a bucket run eagerly first, so nothing is compiled or loaded during one.
+    load_verify_kernels(
+        q_fp8.device.index or 0,
+        indexer.n_heads,
+        num_rows // cache_seqlens.shape[0],
+        indexer.index_topk,
+    )
+    selected = select_verify_rows(
+        q_fp8[:num_rows],
+        weights[:num_rows].squeeze(-1).contiguous(),
+        indexer._get_index_k_read_buffer(get_token_to_kv_pool(), layer_id),
+        cache_seqlens,
+        table,
+        indexer.index_topk,
+        return_slots=sglang_envs.SGLANG_DSA_FUSE_TOPK.get() and not metadata.force_unfused_topk,
+    )
+    if num_rows == q_fp8.shape[0]:
+        return selected
+    padding = selected.new_full((q_fp8.shape[0] - num_rows, selected.shape[1]), -1)
+    return torch.cat([selected, padding])
+
+
+def choose(indexer: Indexer, metadata: Any, batch_size: int, num_rows: int) -> cuda_choice.Choice:
+    """Whether our kernel scores these rows, and why.
+
+    Args:
+        indexer: The layer's indexer.
+        metadata: SGLang's `DSAIndexerMetadata` of the batch.
+        batch_size: Requests.
+        num_rows: Rows of all requests.
+    """
+    named = isinstance(metadata.topk_backend, ExactTopk)
+    obstacle = None
+    if not named and envs.CUDA_KERNELS.get() == "named":
+        obstacle = f"{envs.CUDA_KERNELS.name} is 'named', and no flag names our selection"
+    elif not named and not metadata.topk_backend.is_sgl_kernel():
+        obstacle = "a flag names another selection"
+    elif not indexer.paged_mqa_logits_backend.is_deepgemm():
+        obstacle = "a flag names another scoring kernel"
+    elif indexer.num_init_tokens or indexer.num_local_tokens:
+        obstacle = "positions that are always selected need the matrix of scores"
+    elif batch_size == 0 or num_rows % batch_size:
+        obstacle = f"{num_rows} rows do not divide over {batch_size} requests"
+    if obstacle is not None:
+        return cuda_choice.Choice(form="stock", reason=obstacle)
+    return cuda_choice.choose_verify_selection(
+        batch_size=batch_size,
+        next_n=num_rows // batch_size,
+        index_heads=indexer.n_heads,
+        index_topk=indexer.index_topk,
+        capability=_capability(),
+        named=named,
+    )
+
+
+@functools.cache
+def _capability() -> tuple[int, int]:
+    return torch.cuda.get_device_capability()
+
+
+@functools.cache
+def _log_choice(batch_size: int, num_rows: int, choice: cuda_choice.Choice) -> None:
+    """Say once a shape what scores and selects verify rows."""
+    name = "DeepGEMM and SGLang's top-k" if choice.form == "stock" else "glm_kernels"
+    logger.info(
+        "DSA verify selection, %d requests, %d rows: %s (%s)",
+        batch_size,
+        num_rows,
+        name,
+        choice.reason,
+    )

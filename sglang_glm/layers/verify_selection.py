@@ -1,0 +1,48 @@
+"""Scores and selection for several newest rows of each request: a key is read once for all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glm_kernels.indexer.paged_mqa_topk import paged_mqa_topk
+
+if TYPE_CHECKING:
+    import torch
+
+
+def select_verify_rows(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    index_cache: torch.Tensor,
+    cache_seqlens: torch.Tensor,
+    page_table: torch.Tensor,
+    topk: int,
+    *,
+    return_slots: bool,
+) -> torch.Tensor:
+    """Select for the newest rows of each request.
+
+    Args:
+        q: `[batch_size * next_n, index_heads, 128]` e4m3, scale folded into `weights`.
+        weights: `[batch_size * next_n, index_heads]` fp32.
+        index_cache: `[num_pages, 8448]` uint8.
+        cache_seqlens: `[batch_size]` int32, cached length with the new rows.
+        page_table: `[batch_size * next_n, pages]` int32: SGLang repeats a request's table for each
+            of its rows. One of the copies is read; none is made.
+        topk: Entries a row.
+        return_slots: Physical slots instead of request-local positions.
+
+    Returns:
+        `[batch_size * next_n, topk]` int32, -1 padded.
+    """
+    batch_size = cache_seqlens.shape[0]
+    next_n = q.shape[0] // batch_size
+    return paged_mqa_topk(
+        q.view(batch_size, next_n, *q.shape[1:]),
+        index_cache,
+        weights.view(batch_size, next_n, -1),
+        cache_seqlens,
+        page_table.view(batch_size, next_n, -1)[:, 0],
+        topk,
+        return_slots=return_slots,
+    )
