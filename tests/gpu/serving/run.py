@@ -1,0 +1,198 @@
+"""SGLang alone against SGLang with this package, on layers of GLM-5.3, on one GPU.
+
+    python -m tests.gpu.serving.run --out FOLDER --configs fp8-mtp rank8-mtp
+    python -m tests.gpu.serving.run --out FOLDER --configs bf16-mtp --only ours
+
+Each configuration starts one server after the other, asks both the same prompts, and times decode steps
+or verify rounds. What a server answered stays in `--state`, so that its peer may run in another call.
+Rows go to `FOLDER/gpu_serving.jsonl` (docs/bench/gpu_serving.jsonl keeps the published ones), flushed one
+by one. A server that fails leaves its log there and the next one is tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import re
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.serving.shapes import COMPARISONS, ENV, write_model, write_plugins
+from tests.gpu.serving.traffic import answers, compare, measure, memory_mib
+from tests.support import server as support
+from tests.support.server import Server, ServerSpec
+
+ROOT = Path(__file__).parents[3]
+SIDES = ("stock", "ours")
+
+
+def main() -> int:
+    """Run the chosen servers; 1 when one of them failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--configs", nargs="+", choices=COMPARISONS, default=["fp8-mtp"])
+    parser.add_argument("--only", choices=SIDES, help="one server of each configuration")
+    parser.add_argument("--loads", nargs="+", default=["30000x16", "120000x4"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--state", type=Path, default=Path.home() / ".cache" / "glm_gpu_serving")
+    parser.add_argument("--weights", choices=("fp8", "bf16"), default="fp8")
+    parser.add_argument("--max-position", type=int, default=262_144)
+    parser.add_argument("--ready-s", type=int, default=400, help="patience with a server's start")
+    parser.add_argument("--extra", default="", help="flags for every server")
+    parser.add_argument("--commit", default="unknown")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments.state.mkdir(parents=True, exist_ok=True)
+    support.READY_TIMEOUT_S = arguments.ready_s
+    failed = 0
+    for name in arguments.configs:
+        for side in SIDES:
+            if arguments.only in (None, side):
+                failed += not run_side(arguments, name, side)
+    print_table(arguments)
+    return int(failed > 0)
+
+
+def run_side(arguments: argparse.Namespace, name: str, side: str) -> bool:
+    """Start one server, question it and keep its answers; False when it failed."""
+    server = None
+    started = time.monotonic()
+    print(f"== {name} {side}", flush=True)
+    try:
+        server = Server(spec_of(arguments, name, side))
+        print(f"   ready after {server.ready_after_s:.0f} s", flush=True)
+        result = question(server, arguments, name, side)
+        result["ready_s"] = round(server.ready_after_s, 1)
+        _state(arguments, name, side).write_text(json.dumps(result))
+        (arguments.out / f"{name}.{side}.json").write_text(json.dumps(result))
+        report(arguments, name, side, result)
+        return True
+    except Exception:
+        traceback.print_exc(limit=3, file=sys.stdout)
+        return False
+    finally:
+        if server is not None:
+            kept = [line for line in server.log.splitlines() if "server_args=" not in line]
+            (arguments.out / f"{name}.{side}.log").write_text("\n".join(kept))
+            told = [line for line in kept if re.search(r"DSA |Capture .*end|sglang_glm", line)]
+            print("\n".join(f"   | {line[:230]}" for line in told[:24]))
+            server.stop()
+        print(f"   {name} {side} took {time.monotonic() - started:.0f} s", flush=True)
+
+
+def spec_of(arguments: argparse.Namespace, name: str, side: str) -> ServerSpec:
+    """How the server is started; its plugins and model are written first."""
+    comparison = COMPARISONS[name]
+    model = write_model(
+        arguments.state / f"{arguments.weights}_{comparison.heads}_{arguments.max_position}",
+        comparison.heads,
+        arguments.weights == "fp8",
+        arguments.max_position,
+    )
+    paths = [
+        str(write_plugins(arguments.state / "plugins")),
+        str(ROOT),
+        str(ROOT / "kernels"),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    env = {
+        **ENV,
+        "PYTHONPATH": ":".join(path for path in paths if path),
+        "SGLANG_GLM_ENABLE": "0" if side == "stock" else "1",
+    }
+    flags = (*comparison.flags(side), *arguments.extra.split())
+    return ServerSpec(model=str(model), args=flags, env=tuple(env.items()))
+
+
+def question(
+    server: Server, arguments: argparse.Namespace, name: str, side: str
+) -> dict[str, Any]:
+    """Everything that is asked of one server."""
+    result: dict[str, Any] = {"answers": answers(server)}
+    server.flush_cache()
+    result["again"] = answers(server)
+    print(f"   own repeat: {json.dumps(compare(result['answers'], result['again']))}", flush=True)
+    if side == "ours" and _state(arguments, name, "stock").exists():
+        stock = json.loads(_state(arguments, name, "stock").read_text())
+        result["against_stock"] = compare(stock["answers"], result["answers"])
+        print(f"   against stock: {json.dumps(result['against_stock'])}", flush=True)
+    for load in arguments.loads:
+        context, batch = map(int, load.split("x"))
+        result[load] = {**measure(server, context, batch), "memory_mib": memory_mib()}
+        print(f"   {load}: {json.dumps(result[load])}", flush=True)
+    return result
+
+
+def report(arguments: argparse.Namespace, name: str, side: str, result: dict[str, Any]) -> None:
+    """Append a row for each load, with the peer's figures where its server has run."""
+    if side != "ours":
+        return
+    peer_state = _state(arguments, name, "stock")
+    peer = json.loads(peer_state.read_text()) if peer_state.exists() else {}
+    with (arguments.out / "gpu_serving.jsonl").open("a") as rows:
+        for load in arguments.loads:
+            row = {
+                "op": "verify_round" if COMPARISONS[name].mtp else "decode_step",
+                "config": name,
+                "shape": load,
+                "gpu": _gpu(),
+                "ms_per_step": result[load]["ms_per_step"],
+                "peer": "sglang",
+                "peer_ms": peer.get(load, {}).get("ms_per_step"),
+                "ratio": _ratio(result, peer, load, "ms_per_step"),
+                "prefill_s": result[load]["prefill_s"],
+                "peer_prefill_s": peer.get(load, {}).get("prefill_s"),
+                "tokens_per_step": result[load]["tokens_per_step"],
+                "memory_mib": result[load]["memory_mib"],
+                "peer_memory_mib": peer.get(load, {}).get("memory_mib"),
+                "agreement": result.get("against_stock"),
+                "heads": COMPARISONS[name].heads,
+                "flags": " ".join(COMPARISONS[name].flags("ours")),
+                "weights": arguments.weights,
+                "versions": {n: importlib.metadata.version(n) for n in ("sglang", "torch")},
+                "commit": arguments.commit,
+            }
+            rows.write(json.dumps(row) + "\n")
+            rows.flush()
+
+
+def print_table(arguments: argparse.Namespace) -> None:
+    """What is known of every configuration so far, one line a load."""
+    print(f"\n{'config':<12}{'load':<12}{'stock ms':>10}{'ours ms':>10}{'ratio':>8}  agreement")
+    for name in COMPARISONS:
+        both = {}
+        for side in SIDES:
+            path = _state(arguments, name, side)
+            both[side] = json.loads(path.read_text()) if path.exists() else {}
+        for load in arguments.loads:
+            stock, ours = (both[side].get(load, {}).get("ms_per_step") for side in SIDES)
+            if stock is None and ours is None:
+                continue
+            ratio = _ratio(both["ours"], both["stock"], load, "ms_per_step")
+            agreement = both["ours"].get("against_stock") or {}
+            words = " ".join(f"{k}={v}" for k, v in agreement.items() if k != "partings")
+            print(f"{name:<12}{load:<12}{stock!s:>10}{ours!s:>10}{ratio!s:>8}  {words}")
+
+
+def _ratio(result: dict, peer: dict, load: str, field: str) -> float | None:
+    if load not in peer or load not in result:
+        return None
+    return round(result[load][field] / peer[load][field], 3)
+
+
+def _state(arguments: argparse.Namespace, name: str, side: str) -> Path:
+    return arguments.state / f"{name}.{arguments.weights}.{arguments.max_position}.{side}.json"
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
