@@ -108,9 +108,7 @@ def spec_of(arguments: argparse.Namespace, name: str, side: str) -> ServerSpec:
     return ServerSpec(model=str(model), args=flags, env=tuple(env.items()))
 
 
-def question(
-    server: Server, arguments: argparse.Namespace, name: str, side: str
-) -> dict[str, Any]:
+def question(server: Server, arguments: argparse.Namespace, name: str, side: str) -> dict[str, Any]:
     """Everything that is asked of one server."""
     result: dict[str, Any] = {"answers": answers(server)}
     server.flush_cache()

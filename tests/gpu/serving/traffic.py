@@ -30,9 +30,7 @@ def answers(server: Server) -> list[dict[str, Any]]:
     found = []
     for seed, length in enumerate(COMPARED):
         ids = prompt(length, seed)
-        answer = server.generate(
-            ids, logprob_start_len=length - 1, max_new_tokens=COMPARED_TOKENS
-        )
+        answer = server.generate(ids, logprob_start_len=length - 1, max_new_tokens=COMPARED_TOKENS)
         meta = answer["meta_info"]
         chosen = meta["output_token_logprobs"]
         best = meta["output_top_logprobs"]

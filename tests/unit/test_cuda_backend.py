@@ -1,0 +1,143 @@
+"""The CUDA backend in its torch forms: which form serves, what it reads, what it leaves to SGLang.
+
+test_rows_equal_reference   decode, verify and prefill rows, packed and BF16, equal sparse MLA
+test_one_plan_a_selection   layers that share a selection share the union of its rows
+test_positions              an unfused selection goes through the page table
+test_padded_rows            rows beyond the selection give zeros
+test_left_to_sglang         batches that ours does not win, dense prefill, HiSparse
+test_draft_steps            a draft step attends to itself and to the drafts before it
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from glm_kernels.attention.sparse_mla import sparse_mla
+from sglang.srt.layers.attention import dsa_backend as stock
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sglang_glm.compat.cuda import dsa_backend
+from sglang_glm.speculative.drafted_slots import add_drafted
+from tests.support.cuda_backend import SCALE, backend, call, selections
+
+NUM_SLOTS, TOPK = 640, 8
+
+
+def queries(rows: int, heads: int) -> torch.Tensor:
+    return torch.randn(rows, heads, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def reference(made: Any, q: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    return sparse_mla(q, made.token_to_kv_pool.rows, slots, SCALE)[0]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "next_n", "requests"),
+    [
+        (ForwardMode.DECODE, 1, 5),
+        (ForwardMode.TARGET_VERIFY, 3, 2),
+        (ForwardMode.TARGET_VERIFY, 3, 16),
+        (ForwardMode.DRAFT_EXTEND_V2, 3, 16),
+        (ForwardMode.EXTEND, 1, 7),
+    ],
+)
+def test_rows_equal_reference(packed: bool, mode: ForwardMode, next_n: int, requests: int) -> None:
+    rows, heads = requests * next_n, 2
+    made = backend(heads=heads, packed=packed, next_n=next_n)
+    q, slots = queries(rows, heads), selections(rows, TOPK, NUM_SLOTS)
+    new = torch.arange(rows) + 100
+    k, k_rope = torch.randn(rows, 1, 512).bfloat16(), torch.randn(rows, 1, 64).bfloat16()
+    out = call(made, mode, q, slots, k=k, k_rope=k_rope, out_cache_loc=new)
+    assert made.forward_metadata is None  # nothing of SGLang's plan is read
+    torch.testing.assert_close(out, reference(made, q, slots), atol=2e-2, rtol=2e-2)
+    rope = made.token_to_kv_pool.rows[new, 0, -128 if packed else -64 :]
+    stored = rope.contiguous().view(torch.bfloat16)
+    assert torch.equal(stored, k_rope[:, 0]), "new rows are in the cache"
+
+
+def test_one_plan_a_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = backend(heads=2, next_n=3)
+    plans = []
+    union = dsa_backend.union_slots
+    monkeypatch.setattr(
+        dsa_backend, "union_slots", lambda *args: (plans.append(args), union(*args))[1]
+    )
+    q, slots = queries(48, 2), selections(48, TOPK, NUM_SLOTS)
+    for _ in range(3):
+        call(made, ForwardMode.TARGET_VERIFY, q, slots)
+    assert len(plans) == 1
+    call(made, ForwardMode.TARGET_VERIFY, q, slots.clone())
+    assert len(plans) == 2
+
+
+def test_positions() -> None:
+    made = backend(heads=2, use_fused_topk=False)
+    table = torch.tensor([[3, 1], [7, 2], [0, 9]], dtype=torch.int32)
+    made.forward_metadata = SimpleNamespace(real_page_table=table, token_to_batch_idx=None)
+    positions = torch.tensor([[0, 70, -1], [127, 64, 63], [5, -1, -1]], dtype=torch.int32)
+    slots = torch.tensor([[192, 70, -1], [191, 128, 511], [5, -1, -1]], dtype=torch.int32)
+    q = queries(3, 2)
+    out = call(made, ForwardMode.DECODE, q, positions)
+    torch.testing.assert_close(out, reference(made, q, slots))
+    made.forward_metadata.token_to_batch_idx = torch.tensor([0, 0, 2], dtype=torch.int32)
+    slots[1] = torch.tensor([64 + 63, 64, 192 + 63])
+    out = call(made, ForwardMode.EXTEND, q, positions)
+    torch.testing.assert_close(out, reference(made, q, slots))
+
+
+def test_padded_rows() -> None:
+    made = backend(heads=2)
+    q, slots = queries(6, 2), selections(4, TOPK, NUM_SLOTS)
+    out = call(made, ForwardMode.DECODE, q, slots)
+    torch.testing.assert_close(out[:4], reference(made, q[:4], slots))
+    assert (out[4:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode", "rows"),
+    [
+        ({"decides": True, "impl": "flashmla_kv", "heads": 64}, ForwardMode.DECODE, 8),
+        ({"decides": False, "impl": "flashmla_kv", "heads": 8}, ForwardMode.DECODE, 8),
+        ({"decides": True, "impl": "flashmla_kv", "heads": 8}, ForwardMode.EXTEND, 8),
+        ({"heads": 8, "use_mha": True}, ForwardMode.EXTEND, 8),
+        ({"heads": 8, "hisparse_coordinator": object()}, ForwardMode.DECODE, 8),
+        ({"heads": 8, "dcp_size": 2}, ForwardMode.DECODE, 8),
+    ],
+)
+def test_left_to_sglang(
+    fields: dict, mode: ForwardMode, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stock_forward(self: Any, *args: Any, **kwargs: Any) -> str:
+        return "stock"
+
+    base = dsa_backend.GlmDsaCudaAttnBackend.__mro__[1]
+    assert base.__module__ == stock.__name__
+    monkeypatch.setattr(base, "forward_decode", stock_forward)
+    monkeypatch.setattr(base, "forward_extend", stock_forward)
+    made = backend(**fields)
+    q = queries(rows, fields["heads"])
+    assert call(made, mode, q, selections(rows, TOPK, NUM_SLOTS)) == "stock"
+
+
+def test_decides_for_few_heads() -> None:
+    made = backend(heads=8, decides=True, impl="flashmla_kv", next_n=6)
+    q, slots = queries(12, 8), selections(12, TOPK, NUM_SLOTS)
+    for mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY):
+        torch.testing.assert_close(call(made, mode, q, slots), reference(made, q, slots))
+
+
+def test_draft_steps() -> None:
+    made = backend(heads=2, speculative_num_steps=3, speculative_step_id=1)
+    seq_lens, requests = torch.tensor([5, 40]), torch.tensor([3, 0])
+    slots = selections(2, TOPK, NUM_SLOTS)
+    seen = slots.clone()
+    for row, (length, request) in enumerate(zip([5, 40], [3, 0], strict=True)):
+        seen[row, -2:] = made.req_to_token[request, length : length + 2]
+    q = queries(2, 2)
+    out = call(made, ForwardMode.DECODE, q, slots, seq_lens=seq_lens, req_pool_indices=requests)
+    torch.testing.assert_close(out, reference(made, q, seen))
+    positions = add_drafted(slots, seq_lens, 1)
+    assert positions[:, -2:].tolist() == [[5, 6], [40, 41]]
+    assert torch.equal(positions[:, :-2], slots[:, :-2])

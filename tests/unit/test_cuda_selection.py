@@ -1,0 +1,225 @@
+"""Selection on CUDA in its torch forms: what `glm_exact` returns to SGLang, and who scores verify rows.
+
+test_paged, test_ragged, test_unfused   the three answers that SGLang's attention reads
+test_verify_rows                        one pass over a request's keys equals row by row
+test_who_selects                        flags, batch sizes and shapes that stay with SGLang
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from glm_kernels.indexer.paged_mqa_logits import paged_mqa_logits
+from glm_kernels.indexer.topk_indices import positions_to_slots, topk_indices
+from glm_kernels.testing.generate import paged_indexer
+from glm_kernels.testing.shapes import IndexerShape
+from sglang.srt.layers.attention.dsa.dsa_topk_backend import TopkTransformMethod
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sglang_glm.compat.cuda import dsa_indexer
+from sglang_glm.compat.cuda.dsa_topk_backend import ExactTopk, resolve
+
+PAGED, RAGGED = TopkTransformMethod.PAGED, TopkTransformMethod.RAGGED
+
+
+def scores(rows: int, width: int) -> torch.Tensor:
+    # Few distinct values, so that ties decide.
+    return torch.randint(0, 7, (rows, width), generator=torch.Generator().manual_seed(2)).float()
+
+
+def best(row: torch.Tensor, k: int) -> list[int]:
+    order = sorted(range(len(row)), key=lambda i: (-float(row[i]), i))[:k]
+    return order + [-1] * (k - len(order))
+
+
+def test_paged() -> None:
+    logits, lengths = scores(4, 256), torch.tensor([3, 200, 256, 0], dtype=torch.int32)
+    table = torch.randperm(16).view(4, 4).int()
+    metadata = SimpleNamespace(real_page_table=table, token_to_batch_idx=None)
+    got = ExactTopk().topk_transform(logits, lengths, 5, PAGED, metadata)
+    for row, length in enumerate(lengths.tolist()):
+        want = [
+            -1 if p < 0 else int(table[row, p // 64]) * 64 + p % 64
+            for p in best(logits[row, :length], 5)
+        ]
+        assert got[row].tolist() == want
+
+
+def test_paged_prefill() -> None:
+    # Two requests of 3 and 2 new rows share one matrix of scores.
+    starts = torch.tensor([0, 0, 0, 70, 70], dtype=torch.int32)
+    lengths = torch.tensor([68, 69, 70, 3, 4], dtype=torch.int32)
+    owners = torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32)
+    table = torch.tensor([[4, 9], [2, 0]], dtype=torch.int32)
+    metadata = SimpleNamespace(real_page_table=table, token_to_batch_idx=owners)
+    logits = scores(5, 80)
+    got = ExactTopk().topk_transform(logits, lengths, 6, PAGED, metadata, row_starts=starts)
+    chunk = ExactTopk().topk_transform(
+        logits[2:],
+        lengths[2:],
+        6,
+        PAGED,
+        metadata,
+        row_starts=starts[2:],
+        batch_idx_list=owners[2:],
+    )
+    assert torch.equal(got[2:], chunk)
+    for row in range(5):
+        start, length, owner = int(starts[row]), int(lengths[row]), int(owners[row])
+        want = [
+            -1 if p < 0 else int(table[owner, p // 64]) * 64 + p % 64
+            for p in best(logits[row, start : start + length], 6)
+        ]
+        assert got[row].tolist() == want
+    with pytest.raises(ValueError, match="context-parallel"):
+        ExactTopk().topk_transform(logits, lengths, 6, PAGED, metadata, batch_idx_list=[0])
+    metadata.token_to_batch_idx = None
+    with pytest.raises(ValueError, match="5 rows"):
+        ExactTopk().topk_transform(logits, lengths, 6, PAGED, metadata)
+
+
+def test_ragged() -> None:
+    logits, lengths = scores(3, 90), torch.tensor([2, 40, 41], dtype=torch.int32)
+    offsets = torch.tensor([0, 49, 49], dtype=torch.int32)
+    got = ExactTopk().topk_transform(
+        logits, lengths, 4, RAGGED, None, topk_indices_offset=offsets, row_starts=offsets
+    )
+    for row in range(3):
+        start = int(offsets[row])
+        window = logits[row, start : start + int(lengths[row])]
+        assert got[row].tolist() == [p if p < 0 else p + start for p in best(window, 4)]
+    with pytest.raises(ValueError, match="offsets"):
+        ExactTopk().topk_transform(logits, lengths, 4, RAGGED, None)
+
+
+def test_unfused() -> None:
+    logits, lengths = scores(3, 50), torch.tensor([2, 40, 50], dtype=torch.int32)
+    got = ExactTopk().topk_transform(
+        logits, lengths, 4, PAGED, SimpleNamespace(), force_unfused_topk=True
+    )
+    for row in range(3):
+        assert got[row].tolist() == best(logits[row, : int(lengths[row])], 4)
+
+
+def test_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "sglang_glm.compat.cuda.dsa_topk_backend"
+    kernel = SimpleNamespace(kernel=SimpleNamespace(dsa_topk_backend="glm_exact"))
+    monkeypatch.setattr(f"{module}.get_exec", lambda: kernel)
+    spec = SimpleNamespace(speculative_dsa_topk_backend="sgl-kernel")
+    monkeypatch.setattr(f"{module}.get_spec", lambda: spec)
+
+    def original(cls: type, runner: Any) -> str:
+        return "stock"
+
+    target, draft = SimpleNamespace(is_draft_worker=False), SimpleNamespace(is_draft_worker=True)
+    assert resolve(original, object, target) == ExactTopk()
+    assert resolve(original, object, draft) == "stock"
+
+
+class Metadata:
+    """What SGLang's indexer hands to paged scoring."""
+
+    force_unfused_topk = False
+
+    def __init__(self, lengths: torch.Tensor, table: torch.Tensor, topk_backend: Any) -> None:
+        self.lengths, self.table, self.topk_backend = lengths, table, topk_backend
+
+    def get_seqlens_int32(self) -> torch.Tensor:
+        return self.lengths
+
+    def get_page_table_64(self) -> torch.Tensor:
+        return self.table
+
+
+def indexer(pages: torch.Tensor | None = None, **fields: Any) -> SimpleNamespace:
+    defaults = {
+        "n_heads": 32,
+        "index_topk": 16,
+        "num_init_tokens": 0,
+        "num_local_tokens": 0,
+        "paged_mqa_logits_backend": SimpleNamespace(is_deepgemm=lambda: True),
+        "_get_index_k_read_buffer": lambda pool, layer_id: pages,
+    }
+    return SimpleNamespace(**{**defaults, **fields})
+
+
+STOCK_TOPK = SimpleNamespace(is_sgl_kernel=lambda: True)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dsa_indexer, "_capability", lambda: (9, 0))
+    monkeypatch.setattr(dsa_indexer, "load_verify_kernels", lambda *args: None)
+    monkeypatch.setattr(dsa_indexer, "get_token_to_kv_pool", lambda: None)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("unfused", [False, True])
+def test_verify_rows(unfused: bool) -> None:
+    shape = IndexerShape(name="v", lengths=(3, 130, 64, 0), next_n=3)
+    p = paged_indexer(shape)
+    rows, width = 12, p.block_table.shape[1] * 64
+    metadata = Metadata(p.cache_seqlens, p.block_table.repeat_interleave(3, 0), STOCK_TOPK)
+    metadata.force_unfused_topk = unfused
+    padding = 2
+    q = torch.cat([p.q.flatten(0, 1), p.q[0, :padding]])
+    weights = torch.cat([p.weights.flatten(0, 1), p.weights[0, :padding]]).unsqueeze(-1)
+    batch = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY)
+
+    def original(*args: Any) -> None:
+        pytest.fail("SGLang scored the rows")
+
+    got = dsa_indexer.get_topk_paged(
+        original, indexer(p.index_cache), batch, 0, q, weights, metadata
+    )
+    logits = paged_mqa_logits(p.q, p.index_cache, p.weights, p.cache_seqlens, p.block_table, width)
+    want = topk_indices(logits, 16)
+    if not unfused:
+        want = positions_to_slots(want, p.block_table, 64)
+    assert got.shape == (rows + padding, 16)
+    assert torch.equal(got[:rows], want) and (got[rows:] == -1).all()
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("fields", "topk_backend", "requests", "next_n", "word"),
+    [
+        ({}, STOCK_TOPK, 3, 6, "fewer"),
+        ({}, SimpleNamespace(is_sgl_kernel=lambda: False), 8, 6, "another selection"),
+        ({"num_init_tokens": 4}, STOCK_TOPK, 8, 6, "always selected"),
+        ({"n_heads": 24}, STOCK_TOPK, 8, 6, "24"),
+        ({}, STOCK_TOPK, 8, 9, "9 rows"),
+        (
+            {"paged_mqa_logits_backend": SimpleNamespace(is_deepgemm=lambda: False)},
+            STOCK_TOPK,
+            8,
+            6,
+            "another scoring",
+        ),
+    ],
+)
+def test_who_selects(
+    fields: dict, topk_backend: Any, requests: int, next_n: int, word: str
+) -> None:
+    metadata = SimpleNamespace(topk_backend=topk_backend)
+    choice = dsa_indexer.choose(indexer(**fields), metadata, requests, requests * next_n)
+    assert choice.form == "stock" and word in choice.reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_named_selection_serves_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact, default = (SimpleNamespace(topk_backend=b) for b in (ExactTopk(), STOCK_TOPK))
+    assert dsa_indexer.choose(indexer(), exact, 1, 6).form == "glm_verify"
+    assert dsa_indexer.choose(indexer(), default, 16, 96).form == "glm_verify"
+    monkeypatch.setenv("SGLANG_GLM_CUDA_KERNELS", "named")
+    assert dsa_indexer.choose(indexer(), exact, 1, 6).form == "glm_verify"
+    assert dsa_indexer.choose(indexer(), default, 16, 96).form == "stock"
+
+
+def test_other_phases_are_sglangs() -> None:
+    batch = SimpleNamespace(forward_mode=ForwardMode.DECODE)
+    got = dsa_indexer.get_topk_paged(
+        lambda *args: args[1:], "indexer", batch, 3, "q", "weights", "metadata"
+    )
+    assert got == (batch, 3, "q", "weights", "metadata")
