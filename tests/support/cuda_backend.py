@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from glm_kernels.cache.store_mla_kv import store_mla_kv
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_glm.attention.cuda_choice import BF16, FP8
 from sglang_glm.compat.cuda.dsa_backend import GlmDsaCudaAttnBackend
+
+if TYPE_CHECKING:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 SCALE = 0.0625
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sglang_glm.checkpoint.hf_config import build_config
 from sglang_glm.checkpoint.spec import CheckpointSpec
 from sglang_glm.checkpoint.tokenizer import SpecialIds
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 VOCAB = 154_880
 ENV = {
