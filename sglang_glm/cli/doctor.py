@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis; 1 when something failed."""
-    from sglang_glm.diagnosis.backends import check_backends, self_check
+    from sglang_glm.diagnosis.backends import check_backends, check_cuda_choice, self_check
     from sglang_glm.diagnosis.environment import check_accelerators, check_versions
     from sglang_glm.diagnosis.findings import Diagnosis
     from sglang_glm.diagnosis.seams import check_seams
@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
             *check_accelerators(),
             *check_seams(),
             *check_backends(arguments.kv_cache_dtype),
+            *check_cuda_choice(arguments.kv_cache_dtype),
             *self_check(),
         ]
     )

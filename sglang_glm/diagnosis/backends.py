@@ -10,7 +10,7 @@ from glm_kernels.indexer.mqa_logits_ref import mqa_logits_ref
 from glm_kernels.indexer.topk_indices import topk_indices
 from glm_kernels.indexer.topk_indices_ref import topk_indices_ref
 
-from sglang_glm.attention import registry
+from sglang_glm.attention import cuda_choice, registry
 from sglang_glm.diagnosis.findings import Finding
 from sglang_glm.platform import has_accelerator
 
@@ -31,6 +31,33 @@ def check_backends(kv_dtype: str) -> Iterator[Finding]:
                 name=f"--dsa-{phase}-backend {name}",
                 state="not needed" if reason else "ok",
                 detail=reason or ("chosen without a flag" if chosen else "can be chosen"),
+            )
+
+
+def check_cuda_choice(kv_dtype: str) -> Iterator[Finding]:
+    """What a missing --dsa-decode-backend becomes for some usual batches on this GPU.
+
+    Args:
+        kv_dtype: The KV cache's dtype, by torch's name.
+    """
+    if not torch.cuda.is_available():
+        return
+    # What SGLang itself would run on Hopper.
+    peer = "flashmla_kv" if kv_dtype == cuda_choice.FP8 else "fa3"
+    for num_heads in (64, 8):
+        described = cuda_choice.describe(
+            num_heads=num_heads,
+            kv_dtype=kv_dtype,
+            peer=peer,
+            capability=torch.cuda.get_device_capability(),
+        )
+        for batch, choice in described:
+            form = peer if choice.form == "stock" else choice.form
+            yield Finding(
+                part=f"decision for a {kv_dtype} cache, no flag given",
+                name=f"{batch}, {num_heads} heads a rank",
+                state="ok",
+                detail=f"{form}: {choice.reason}",
             )
 
 

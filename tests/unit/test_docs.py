@@ -46,8 +46,11 @@ def test_variables() -> None:
 def test_backend_names() -> None:
     text = (ROOT / "README.md").read_text()
     for phase, default in registry.HOST_DEFAULTS.items():
-        names = ", ".join(f"`{name}`" for name in registry.names(phase))
-        assert f"| `--dsa-{phase}-backend` | {names} | `{default}` |" in text
+        host, cuda = (
+            ", ".join(f"`{name}`" for name in registry.names(phase, device))
+            for device in ("cpu", "cuda")
+        )
+        assert f"| `--dsa-{phase}-backend` | {host} | `{default}` | {cuda} |" in text
 
 
 def documented_commands() -> list[str]:

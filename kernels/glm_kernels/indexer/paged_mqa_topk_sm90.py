@@ -85,6 +85,7 @@ def select_in_one_pass(
     topk: int,
     return_slots: bool,
 ) -> torch.Tensor:
+    """Score and select without a matrix of scores; arguments as in ``paged_mqa_topk``."""
     batch_size, next_n, num_heads, _ = q.shape
     max_num_blocks, table_stride = block_table.shape[1], block_table.stride(0)
     device, index = q.device, q.device.index or 0
