@@ -10,9 +10,6 @@ from glm_kernels.indexer.topk_indices import topk_indices
 if TYPE_CHECKING:
     import torch
 
-#: Widest matrix that the device code takes; no released model has a longer context.
-MAX_WIDTH = 1 << 20
-
 
 def select_positions(
     logits: torch.Tensor,
@@ -36,7 +33,6 @@ def select_positions(
         `[rows, topk]` int32, positions within the window or slots; score descending, ties to the
         lower position, -1 at the tail.
     """
-    logits = logits[:, :MAX_WIDTH]
     starts = None if row_starts is None else row_starts.int().contiguous()
     ends = lengths.int() if starts is None else starts + lengths.int()
     return topk_indices(

@@ -28,7 +28,7 @@ def select_verify_rows(
         index_cache: `[num_pages, 8448]` uint8.
         cache_seqlens: `[batch_size]` int32, cached length with the new rows.
         page_table: `[batch_size * next_n, pages]` int32: SGLang repeats a request's table for each
-            of its rows. One of the copies is read; none is made.
+            of its rows. One of the copies is read.
         topk: Entries a row.
         return_slots: Physical slots instead of request-local positions.
 
@@ -37,12 +37,15 @@ def select_verify_rows(
     """
     batch_size = cache_seqlens.shape[0]
     next_n = q.shape[0] // batch_size
+    tables = page_table.unflatten(0, (batch_size, next_n))[:, 0]
+    if tables.stride(1) != 1:
+        tables = tables.contiguous()
     return paged_mqa_topk(
         q.view(batch_size, next_n, *q.shape[1:]),
         index_cache,
         weights.view(batch_size, next_n, -1),
         cache_seqlens,
-        page_table.view(batch_size, next_n, -1)[:, 0],
+        tables,
         topk,
         return_slots=return_slots,
     )

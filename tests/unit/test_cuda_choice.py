@@ -3,13 +3,14 @@
 test_decision_table   a row for each rule of `cuda_choice`
 test_flag_refusals    names that cannot serve on a device, with the reason
 test_resolution       what a missing --dsa-decode-backend becomes
-test_symbols          every stock signature and field that the CUDA rows rely on
-test_every_cuda_seam_takes  a process that believes in a GPU applies and probes the CUDA rows
+test_symbols_and_seams  every stock signature and field that the CUDA rows rely on; a process that
+                      believes in a GPU applies and probes those rows
 """
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,6 @@ from sglang_glm.attention import cuda_choice, registry
 from sglang_glm.attention.cuda_choice import AttentionWork, choose_attention, named_form
 from sglang_glm.compat import refusals
 from sglang_glm.compat.cuda import arg_groups
-from tests.support.cuda_symbols import changed_symbols
 
 FP8, BF16 = cuda_choice.FP8, cuda_choice.BF16
 
@@ -176,12 +176,9 @@ def test_resolution(
     assert found == stock
 
 
-def test_symbols() -> None:
-    assert changed_symbols() == []
-
-
-def test_every_cuda_seam_takes() -> None:
+def test_symbols_and_seams() -> None:
     code = (
+        "from tests.support.cuda_symbols import changed_symbols; print(changed_symbols()); "
         "import sglang_glm.compat.apply as apply; "
         "apply.active_scopes = lambda: {'everywhere', 'cuda'}; "
         "from sglang.srt.plugins import load_plugins; load_plugins(); "
@@ -191,9 +188,12 @@ def test_every_cuda_seam_takes() -> None:
     result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "SGLANG_GLM_HOST_PLATFORM": "off"},
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.splitlines()[-1] == "4 []"
+    changed, applied = result.stdout.splitlines()[-2:]
+    assert changed == "[]"
+    assert applied == "4 []"

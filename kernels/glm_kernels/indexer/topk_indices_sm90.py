@@ -14,7 +14,9 @@ CAPACITY = 8192
 MAX_TOPK = 4096
 SAMPLE_STEP = 64
 THREADS = 512
-MAX_WIDTH = 1 << 20
+# Columns of a matrix: the keys of a whole prefill batch. A window's threshold is sampled from its first
+# million columns; the count of what passes decides whether it holds.
+MAX_WIDTH = 1 << 24
 
 
 def accepts(

@@ -21,7 +21,11 @@ from sglang.srt.layers.attention import dsa_backend
 
 from sglang_glm.attention import cuda_choice
 from sglang_glm.compat.cuda.dsa_topk_backend import ExactTopk
-from sglang_glm.compat.cuda.warm_up import load_attention_kernels, load_selection_kernels
+from sglang_glm.compat.cuda.warm_up import (
+    load_attention_kernels,
+    load_selection_kernels,
+    load_verify_kernels,
+)
 from sglang_glm.speculative.drafted_slots import add_drafted
 
 if TYPE_CHECKING:
@@ -59,7 +63,8 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
         if self._decides or SPARSE in (self.dsa_decode_impl, self.dsa_prefill_impl):
             self._prepare()
         if isinstance(self.dsa_topk_backend, ExactTopk):
-            load_selection_kernels(torch.device(self.device).index or 0, self.dsa_index_topk)
+            load_selection_kernels(torch.cuda.current_device(), self.dsa_index_topk)
+        self._load_verify_kernels(model_runner.model_config.hf_config.index_n_heads)
 
     def forward_decode(
         self,
@@ -164,7 +169,7 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
         if not is_draft_step or topk_indices is None or self.hisparse_coordinator is not None:
             return topk_indices
         seq_lens = forward_batch.seq_lens
-        # Rows beyond the requests are padding, and a step wider than the selection sees no context.
+        # More rows than requests: padded to the ranks of a group, and left as SGLang has it.
         if topk_indices.shape[0] != seq_lens.shape[0]:
             return topk_indices
         table = (self.req_to_token, forward_batch.req_pool_indices) if self.use_fused_topk else ()
@@ -239,7 +244,7 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
                 "leave the flag out to use SGLang's"
             )
         load_attention_kernels(
-            torch.device(self.device).index or 0,
+            torch.cuda.current_device(),
             self.num_q_heads,
             self.dsa_kv_cache_store_fp8,
             self.dsa_index_topk,
@@ -248,6 +253,21 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
         if self._decides:
             _log_choices(
                 self.num_q_heads, self._kv_dtype, self.dsa_decode_impl, self.device_capability
+            )
+
+    def _load_verify_kernels(self, index_heads: int) -> None:
+        next_n = self.speculative_num_draft_tokens or 1
+        choice = cuda_choice.choose_verify_selection(
+            batch_size=cuda_choice.MIN_VERIFY_REQUESTS,
+            next_n=next_n,
+            index_heads=index_heads,
+            index_topk=self.dsa_index_topk,
+            capability=self.device_capability,
+            page_size=self.physical_page_size,
+        )
+        if choice.form != "stock":
+            load_verify_kernels(
+                torch.cuda.current_device(), index_heads, next_n, self.dsa_index_topk
             )
 
 

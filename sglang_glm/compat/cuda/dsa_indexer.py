@@ -44,7 +44,7 @@ def get_topk_paged(
     _log_choice(cache_seqlens.shape[0], num_rows, choice)
     if choice.form == "stock":
         return original(indexer, forward_batch, layer_id, q_fp8, weights, metadata)
-    # Captures of a bucket run eagerly first, so nothing is compiled or loaded during one.
+    # Loaded when the backend was built, unless only a flag of the indexer asks for them.
     load_verify_kernels(
         q_fp8.device.index or 0,
         indexer.n_heads,

@@ -7,7 +7,7 @@
 | output past the lengths and of idle rows untouched (T06) | stores without a bound |
 | row alone equals row in batch; twenty repeats equal (T41) | schedules that change the arithmetic |
 | selection equals a stable sort on every hostile kind (T04, T07) | ties, NaN, infinities |
-| windows and slots | relative output, page arithmetic |
+| windows and slots, also beyond one context's width | relative output, page arithmetic |
 | fused selection equals scores then sort, also on ties (T29, T41) | thresholds, overflow, repair |
 | fused slots through a table with strided rows | page arithmetic of serving |
 | fused workspace at 192 rows x 1M (T29) | a matrix that crept back |
@@ -127,6 +127,17 @@ def test_windows_and_slots(kind: str) -> None:
     owner = torch.arange(8)[:, None] // 2
     expected = table.cpu()[owner, position // 64] * 64 + position % 64
     assert_bitwise(slots, expected.masked_fill(want < 0, -1).int(), f"slots {kind}")
+
+
+def test_windows_of_a_wide_matrix() -> None:
+    # A prefill batch lays the keys of its requests side by side: together more than one context.
+    width = 3 << 20
+    logits = score_rows("normal", 3, width, 4, "cuda")
+    start = torch.tensor([0, 2_000_000, 1_500_000], dtype=torch.int32, device="cuda")
+    end = torch.tensor([1_200_000, width, 1_500_500], dtype=torch.int32, device="cuda")
+    got = topk_indices(logits, 2048, start, end)
+    want = topk_indices_torch(logits.cpu(), 2048, start.cpu(), end.cpu())
+    assert_bitwise(got, want, "wide")
 
 
 @pytest.fixture(params=[0, MATRIX_BYTES], ids=["one_pass", "matrix"])
