@@ -44,7 +44,7 @@ def get_topk_paged(
     _log_choice(cache_seqlens.shape[0], num_rows, choice)
     if choice.form == "stock":
         return original(indexer, forward_batch, layer_id, q_fp8, weights, metadata)
-    # Loaded when the backend was built, unless only a flag of the indexer asks for them.
+    # Loaded when the backend was built: nothing is compiled while a graph is captured.
     load_verify_kernels(
         q_fp8.device.index or 0,
         indexer.n_heads,

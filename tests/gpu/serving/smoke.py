@@ -140,6 +140,7 @@ def exact_selection() -> str:
 def verify_selection() -> str:
     """Our scoring of verify rows selects what DeepGEMM's scores select, in a graph too."""
     from glm_kernels.bench.peers import deep_gemm_logits, row_lengths
+    from glm_kernels.indexer import paged_mqa_topk_sm90
     from glm_kernels.testing.generate import paged_indexer
     from glm_kernels.testing.shapes import IndexerShape
 
@@ -163,6 +164,13 @@ def verify_selection() -> str:
     ]
     assert min(shared) > 0.995, f"shares {min(shared):.4f} of DeepGEMM's selection"
     assert torch.equal(_replayed(run), got), "a graph replay differs"
+    matrix_bytes = paged_mqa_topk_sm90.MATRIX_BYTES
+    paged_mqa_topk_sm90.MATRIX_BYTES = 0  # as under a capture for a context of 1M
+    try:
+        assert torch.equal(run(), got), "the single pass selects otherwise"
+        assert torch.equal(_replayed(run), got), "a graph replay of the single pass differs"
+    finally:
+        paged_mqa_topk_sm90.MATRIX_BYTES = matrix_bytes
     return f"shares at least {min(shared):.4f} of DeepGEMM's selection"
 
 
