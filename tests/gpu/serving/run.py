@@ -6,7 +6,8 @@
 Each configuration starts one server after the other, asks both the same prompts, and times decode steps
 or verify rounds. What a server answered stays in `--state`, so that its peer may run in another call.
 Rows go to `FOLDER/gpu_serving.jsonl` (docs/bench/gpu_serving.jsonl keeps the published ones), flushed one
-by one. A server that fails leaves its log there and the next one is tried.
+by one. A server that fails leaves its log there and the next one is tried. None is started that would
+outlast `--budget-s`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=Path.home() / ".cache" / "glm_gpu_serving")
     parser.add_argument("--weights", choices=("fp8", "bf16"), default="fp8")
     parser.add_argument("--max-position", type=int, default=262_144)
+    parser.add_argument("--budget-s", type=int, default=560, help="start no server that ends later")
+    parser.add_argument("--server-s", type=int, default=170, help="what a server is taken to need")
     parser.add_argument("--ready-s", type=int, default=400, help="patience with a server's start")
     parser.add_argument("--extra", default="", help="flags for every server")
     parser.add_argument("--commit", default="unknown")
@@ -48,11 +51,16 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.state.mkdir(parents=True, exist_ok=True)
     support.READY_TIMEOUT_S = arguments.ready_s
+    started = time.monotonic()
     failed = 0
     for name in arguments.configs:
         for side in SIDES:
-            if arguments.only in (None, side):
-                failed += not run_side(arguments, name, side)
+            if arguments.only not in (None, side):
+                continue
+            if time.monotonic() - started + arguments.server_s > arguments.budget_s:
+                print(f"== {name} {side} left out: the budget of {arguments.budget_s} s is spent")
+                continue
+            failed += not run_side(arguments, name, side)
     print_table(arguments)
     return int(failed > 0)
 
@@ -68,7 +76,7 @@ def run_side(arguments: argparse.Namespace, name: str, side: str) -> bool:
         result = question(server, arguments, name, side)
         result["ready_s"] = round(server.ready_after_s, 1)
         _state(arguments, name, side).write_text(json.dumps(result))
-        (arguments.out / f"{name}.{side}.json").write_text(json.dumps(result))
+        keep_results(arguments)
         report(arguments, name, side, result)
         return True
     except Exception:
@@ -77,7 +85,7 @@ def run_side(arguments: argparse.Namespace, name: str, side: str) -> bool:
     finally:
         if server is not None:
             kept = [line for line in server.log.splitlines() if "server_args=" not in line]
-            (arguments.out / f"{name}.{side}.log").write_text("\n".join(kept))
+            (arguments.out / f"{name}.{side}.log").write_text("\n".join(kept[-5000:]))
             told = [line for line in kept if re.search(r"DSA |Capture .*end|sglang_glm", line)]
             print("\n".join(f"   | {line[:230]}" for line in told[:24]))
             server.stop()
@@ -123,6 +131,15 @@ def question(server: Server, arguments: argparse.Namespace, name: str, side: str
         result[load] = {**measure(server, context, batch), "memory_mib": memory_mib()}
         print(f"   {load}: {json.dumps(result[load])}", flush=True)
     return result
+
+
+def keep_results(arguments: argparse.Namespace) -> None:
+    """Everything known so far in one file."""
+    known = {
+        path.name.removesuffix(".json"): json.loads(path.read_text())
+        for path in arguments.state.glob("*.json")
+    }
+    (arguments.out / "results.json").write_text(json.dumps(known))
 
 
 def report(arguments: argparse.Namespace, name: str, side: str, result: dict[str, Any]) -> None:
