@@ -18,7 +18,6 @@ from sglang.srt.layers.attention import dsa_backend as stock
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_glm.compat.cuda import dsa_backend
-from sglang_glm.speculative.drafted_slots import add_drafted
 from tests.support.cuda_backend import SCALE, backend, call, selections
 
 NUM_SLOTS, TOPK = 640, 8
@@ -138,6 +137,8 @@ def test_draft_steps() -> None:
     q = queries(2, 2)
     out = call(made, ForwardMode.DECODE, q, slots, seq_lens=seq_lens, req_pool_indices=requests)
     torch.testing.assert_close(out, reference(made, q, seen))
-    positions = add_drafted(slots, seq_lens, 1)
-    assert positions[:, -2:].tolist() == [[5, 6], [40, 41]]
-    assert torch.equal(positions[:, :-2], slots[:, :-2])
+    made.use_fused_topk = False
+    batch = SimpleNamespace(seq_lens=seq_lens, req_pool_indices=requests)
+    assert made._see_drafts(slots, batch) is slots  # positions, which no drafted page is known for
+    made.use_fused_topk = True
+    assert made._see_drafts(slots[:1], batch).shape == (1, TOPK)  # padded rows stay SGLang's

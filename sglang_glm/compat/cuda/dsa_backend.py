@@ -166,14 +166,21 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
         self, topk_indices: torch.Tensor | None, forward_batch: ForwardBatch
     ) -> torch.Tensor | None:
         is_draft_step = self.speculative_num_steps > 0 and self.topk == 1
-        if not is_draft_step or topk_indices is None or self.hisparse_coordinator is not None:
+        # Unfused selections are positions, and the draft's page table ends at the verified length.
+        addresses_slots = self.use_fused_topk and self.hisparse_coordinator is None
+        if topk_indices is None or not is_draft_step or not addresses_slots:
             return topk_indices
         seq_lens = forward_batch.seq_lens
         # More rows than requests: padded to the ranks of a group, and left as SGLang has it.
         if topk_indices.shape[0] != seq_lens.shape[0]:
             return topk_indices
-        table = (self.req_to_token, forward_batch.req_pool_indices) if self.use_fused_topk else ()
-        return add_drafted(topk_indices, seq_lens, self.speculative_step_id, *table)
+        return add_drafted(
+            topk_indices,
+            seq_lens,
+            self.speculative_step_id,
+            self.req_to_token,
+            forward_batch.req_pool_indices,
+        )
 
     def _write(
         self,

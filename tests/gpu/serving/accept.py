@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     spec = CheckpointSpec(
         num_nextn_predict_layers=1, mtp_perfect="attention", index_topk=arguments.index_topk
     )
-    plugins = write_plugins(arguments.out / "plugins")
+    plugins = write_plugins(Path.home() / ".cache" / "glm_gpu_serving" / "plugins")
     paths = [str(plugins), str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
     env = {
         **ENV,
