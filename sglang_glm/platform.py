@@ -32,3 +32,10 @@ def has_accelerator() -> bool:
         getattr(torch, "musa", None),
     )
     return any(module is not None and module.is_available() for module in accelerators)
+
+
+def has_cuda() -> bool:
+    """Whether an NVIDIA GPU serves; torch calls AMD's devices `cuda` too."""
+    import torch
+
+    return torch.version.cuda is not None and torch.cuda.is_available()

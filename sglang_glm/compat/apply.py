@@ -4,7 +4,7 @@ import os
 
 from sglang_glm.compat.ledger import SEAMS
 from sglang_glm.compat.seams import Scope, Seam
-from sglang_glm.platform import has_accelerator
+from sglang_glm.platform import has_cuda
 
 _REMEDY = (
     "Install the tested SGLang (`pip install 'sglang>=0.5.23,<0.5.24'`), "
@@ -18,7 +18,7 @@ def active_scopes() -> set[Scope]:
 
     if type(current_platform).__module__.startswith("sglang_glm."):
         return {"everywhere", "host"}
-    return {"everywhere", "cuda"} if has_accelerator() else {"everywhere"}
+    return {"everywhere", "cuda"} if has_cuda() else {"everywhere"}
 
 
 def needed_seams() -> list[Seam]:

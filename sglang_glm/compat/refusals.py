@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from sglang_glm.attention import cuda_choice, registry
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
 from sglang_glm.parallel.plan import ParallelPlan
-from sglang_glm.platform import has_accelerator
+from sglang_glm.platform import has_accelerator, has_cuda
 
 #: What `--kv-cache-dtype` stores, by torch's names; None follows the model.
 KV_DTYPES = {"auto": None, "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn"}
@@ -119,6 +119,8 @@ def check_backends(view: Any, facts: GlmDsaConfig) -> None:
 
 def _cuda_obstacle(view: Any, facts: GlmDsaConfig, name: str) -> str | None:
     """Why a kernel of ours cannot serve this model on this device with these flags."""
+    if not has_cuda():
+        return f"{name!r} needs an NVIDIA GPU; leave the flag out"
     reason = cuda_choice.impossible(
         num_heads=facts.num_attention_heads * view.attn_dp_size // view.tp_size,
         capability=torch.cuda.get_device_capability(),

@@ -57,6 +57,7 @@ def backend(
         "dcp_size": 1,
         "device_capability": (9, 0),
         "dsa_decode_impl": impl,
+        "dsa_index_kpool": 1,
         "dsa_index_topk": topk,
         "dsa_kv_cache_store_fp8": packed,
         "dsa_prefill_impl": impl,

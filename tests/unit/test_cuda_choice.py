@@ -139,6 +139,7 @@ def test_impossible_choice(
     fields: dict, capability: tuple, words: list | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refusals, "has_accelerator", lambda: True)
+    monkeypatch.setattr(refusals, "has_cuda", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
     facts: Any = SimpleNamespace(num_attention_heads=64)
     if words is None:

@@ -64,7 +64,9 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
             self._prepare()
         if isinstance(self.dsa_topk_backend, ExactTopk):
             load_selection_kernels(torch.cuda.current_device(), self.dsa_index_topk)
-        self._load_verify_kernels(model_runner.model_config.hf_config.index_n_heads)
+        # SGLang serves other families with this backend too, some without an indexer of this form.
+        hf_config = model_runner.model_config.hf_config
+        self._load_verify_kernels(getattr(hf_config, "index_n_heads", 0))
 
     def forward_decode(
         self,
@@ -166,6 +168,8 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
         self, topk_indices: torch.Tensor | None, forward_batch: ForwardBatch
     ) -> torch.Tensor | None:
         is_draft_step = self.speculative_num_steps > 0 and self.topk == 1
+        if self.dsa_index_kpool > 1:
+            return topk_indices  # another family's selection, whose tail is taken
         # Unfused selections are positions, and the draft's page table ends at the verified length.
         addresses_slots = self.use_fused_topk and self.hisparse_coordinator is None
         if topk_indices is None or not is_draft_step or not addresses_slots:

@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--index-topk", type=int, default=2048)
     parser.add_argument("--flags", default=FLAGS)
-    parser.add_argument("--ready-s", type=int, default=300)
+    parser.add_argument("--ready-s", type=int, default=420)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     support.READY_TIMEOUT_S = arguments.ready_s
