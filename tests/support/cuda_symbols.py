@@ -87,6 +87,7 @@ BACKEND_FIELDS = [
     "dcp_size",
     "device_capability",
     "dsa_decode_impl",
+    "dsa_index_kpool",
     "dsa_index_topk",
     "dsa_kv_cache_store_fp8",
     "dsa_prefill_impl",
