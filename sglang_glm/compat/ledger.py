@@ -248,6 +248,12 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="never: this is SGLang's way to bring a forward",
         probe=probes.check_indexer,
     ),
+    _replacement(
+        "sglang.srt.state_capturer.indexer_topk.create_indexer_capturer",
+        f"{_HOST}.indexer_topk:create_indexer_capturer",
+        why="it keeps no selections on another device than CUDA and NPU, and pins its memory through CUDA",
+        remove_when="SGLang asks the platform for it",
+    ),
     Seam(
         target="sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod",
         kind="oot_forward",

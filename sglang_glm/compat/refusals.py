@@ -163,6 +163,11 @@ def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
             view.enable_eplb,
             "moving experts between ranks is untested with this model; leave the flag out",
         ),
+        (
+            "--enable-return-indexer-topk with --speculative-algorithm",
+            view.enable_return_indexer_topk and view.speculative_algorithm is not None,
+            "the draft's selections would replace the target's in the answer; leave one of them out",
+        ),
     ]
 
 

@@ -112,6 +112,7 @@ class Server:
         *,
         logprob_start_len: int = 0,
         routed_dp_rank: int | None = None,
+        return_indexer_topk: bool = False,
         **sampling: object,
     ) -> dict | list[dict]:
         """Greedy generation from token ids with log-probabilities of prompt and output.
@@ -120,6 +121,7 @@ class Server:
             input_ids: One prompt or several.
             logprob_start_len: First position with a log-probability. No prefix beyond it is reused.
             routed_dp_rank: The rank of attention data parallelism that serves it.
+            return_indexer_topk: Also return the selections; the server needs the flag for it.
             sampling: SGLang's sampling parameters.
         """
         params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, **sampling}
@@ -131,6 +133,7 @@ class Server:
             logprob_start_len=logprob_start_len,
             top_logprobs_num=5,
             routed_dp_rank=routed_dp_rank,
+            return_indexer_topk=return_indexer_topk,
         )
         response.raise_for_status()
         return response.json()

@@ -5,15 +5,19 @@ from tests.support.server import ServerSpec
 
 _SMALL_POOL = ("--max-total-tokens", "20480")
 _CHUNKED = ("--chunked-prefill-size", "128")
-_TRUTH = ("--dtype", "float32", *_CHUNKED, *_SMALL_POOL)
+#: FP32 arithmetic and caches.
+TRUTH = ("--dtype", "float32", *_CHUNKED, *_SMALL_POOL)
+
+#: The answers can carry what the indexer selected.
+SELECTIONS = "--enable-return-indexer-topk"
 
 #: FP32 everywhere; selection bites from the ninth position on.
-TRUTH_8 = ServerSpec(checkpoint("--mtp", "--index-topk", "8"), _TRUTH)
+TRUTH_8 = ServerSpec(checkpoint("--mtp", "--index-topk", "8"), (*TRUTH, SELECTIONS))
 
 #: FP32 everywhere, with all that a user of the HTTP endpoints turns on.
 TRUTH_64 = ServerSpec(
     checkpoint("--mtp", "--index-topk", "64"),
-    (*_TRUTH, "--enable-metrics", "--reasoning-parser", "auto", "--tool-call-parser", "auto"),
+    (*TRUTH, "--enable-metrics", "--reasoning-parser", "auto", "--tool-call-parser", "auto"),
 )
 
 #: BF16 as a user gets it without flags, but index keys as they are.
@@ -22,7 +26,7 @@ BF16_8 = ServerSpec(
 )
 
 #: FP32 arithmetic over 656-byte rows and 8,448-byte index pages.
-FP8_CACHE_8 = ServerSpec(TRUTH_8.model, (*_TRUTH, "--kv-cache-dtype", "fp8_e4m3"))
+FP8_CACHE_8 = ServerSpec(TRUTH_8.model, (*TRUTH, "--kv-cache-dtype", "fp8_e4m3"))
 
 #: A checkpoint of FP8 blocks, whose shared experts and MTP layer stay in BF16.
 FP8_WEIGHTS_8 = ServerSpec(
@@ -36,5 +40,5 @@ FP8_WEIGHTS_8 = ServerSpec(
         "--fp8-exclude",
         "nextn",
     ),
-    _TRUTH,
+    TRUTH,
 )

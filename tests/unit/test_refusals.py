@@ -62,6 +62,10 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     "mixed chunk": (["--enable-mixed-chunk"], ["--enable-mixed-chunk"]),
     "two batch overlap": (["--enable-two-batch-overlap"], ["--enable-two-batch-overlap"]),
     "eplb": (["--enable-eplb"], ["--enable-eplb"]),
+    "selections with drafts": (
+        ["--enable-return-indexer-topk", "--speculative-algorithm", "EAGLE"],
+        ["--enable-return-indexer-topk", "--speculative-algorithm"],
+    ),
     "wrong rope": (
         ["--json-model-override-args", '{"indexer_rope_interleave": false}'],
         ["indexer_rope_interleave", "index_topk"],
