@@ -10,7 +10,7 @@ import torch
 from glm_kernels import _arch
 from glm_kernels._jit import Kernel, load_kernel
 from glm_kernels.attention.sparse_mla_sm90 import accepts as accepts_any_heads
-from glm_kernels.cache.layout import KV_LORA_RANK, MLA_PACKED_BYTES
+from glm_kernels.cache.layout import KV_LORA_RANK, MLA_ROW_BYTES
 
 MAX_HEADS = 8
 # Blocks that share a token's list; a cluster of them joins its parts without global memory.
@@ -18,7 +18,7 @@ CLUSTERS = (1, 2, 4, 8)
 _WARPS = 4
 _TILE = 16  # rows that a warp gathers at once
 _STAGES = 2
-_SHARED_BYTES = _WARPS * _STAGES * _TILE * MLA_PACKED_BYTES + 18 * 512  # rings, queries
+_SHARED_BYTES = _WARPS * _STAGES * _TILE * MLA_ROW_BYTES + 18 * 512  # rings, queries
 _BLOCKS_PER_SM = 2
 # Cost of starting and ending a block, in tiles of a warp.
 _BLOCK_OVERHEAD_TILES = 3

@@ -11,7 +11,7 @@
 constexpr int kColumns = TOKENS * NUM_HEADS;  // of a group
 constexpr int kAccumulators = kColumns / 2;
 constexpr int kQuadHeads = NUM_HEADS / 4;  // whose columns one lane of a quad holds
-constexpr int kStaged = 24;  // keys that a warp holds back for a row: 16 of one page, and 8
+constexpr int kStaged = 24;  // keys a token that a warp holds back: 16 of one page, and 8
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
 
@@ -227,30 +227,47 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
                                             Visit visit, Enter enter = {},
                                             PageEnd page_end = {}, Leave leave = {}) {
   const Smem smem = smem_layout();
+  const int lane = threadIdx.x % 32;
+  // A lane a request: reading one length after the other would cost a small batch its whole time.
+  auto length_of = [&](int request) { return request < batch_size ? cache_seqlens[request] : 0; };
   int64_t total = 0;
-  for (int request = 0; request < batch_size; ++request) total += pages.of(cache_seqlens[request]);
+  for (int first = 0; first < batch_size; first += 32)
+    total += __reduce_add_sync(0xFFFFFFFF, static_cast<uint32_t>(pages.of(length_of(first + lane))));
   const int64_t begin = total * blockIdx.x / gridDim.x;
   const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
   int64_t seen = 0;
-  for (int request = 0; request < batch_size && seen < end; ++request) {
-    const int length = cache_seqlens[request];
-    const int count = pages.of(length);
-    const int from = begin > seen ? static_cast<int>(begin - seen) : 0;
-    const int to = static_cast<int>(end - seen < count ? end - seen : count);
-    seen += count;
-    if (from >= to) continue;
-    __syncthreads();
-    const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-    load_queries(smem, q + first * 128, weights + first);
-    enter(request);
-    __syncthreads();
-    const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
-    score_pages(smem, cache, table, length, from, to, pages.step,
-                [&](int token, int position, int index, float score, bool valid) {
-                  visit(request * NEXT_N + token, token, position, index, score, valid);
-                },
-                [&] { page_end(request); });
-    leave(request);
+  for (int first = 0; first < batch_size && seen < end; first += 32) {
+    const int own_length = length_of(first + lane), own_count = pages.of(own_length);
+    int upto = own_count;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFF, upto, distance);
+      if (lane >= distance) upto += other;
+    }
+    // Requests that end before the share are passed over.
+    const uint32_t reached = __ballot_sync(0xFFFFFFFF, seen + upto > begin);
+    const int skipped = reached ? __ffs(reached) - 1 : 32;
+    if (skipped > 0) seen += __shfl_sync(0xFFFFFFFF, upto, skipped - 1);
+    for (int i = skipped; i < 32 && first + i < batch_size && seen < end; ++i) {
+      const int request = first + i, length = __shfl_sync(0xFFFFFFFF, own_length, i);
+      const int count = __shfl_sync(0xFFFFFFFF, own_count, i);
+      const int from = begin > seen ? static_cast<int>(begin - seen) : 0;
+      const int to = static_cast<int>(end - seen < count ? end - seen : count);
+      seen += count;
+      if (from >= to) continue;
+      __syncthreads();
+      const int64_t row = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
+      load_queries(smem, q + row * 128, weights + row);
+      enter(request);
+      __syncthreads();
+      const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
+      score_pages(smem, cache, table, length, from, to, pages.step,
+                  [&](int token, int position, int index, float score, bool valid) {
+                    visit(request * NEXT_N + token, token, position, index, score, valid);
+                  },
+                  [&] { page_end(request); });
+      leave(request);
+    }
   }
 }
 
@@ -293,45 +310,54 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ thresholds, int* __restrict__ counts,
                             uint64_t* __restrict__ candidates, int batch_size, int max_num_blocks,
                             int capacity) {
+  constexpr int kQueue = NEXT_N * kStaged;
+  constexpr int kTokenShift = 28;  // positions stay below it
   const int lane = threadIdx.x % 32;
-  uint64_t* staged = smem_layout().staged + threadIdx.x / 32 * NEXT_N * kStaged;
-  __shared__ int staged_counts[4][NEXT_N];
+  const uint32_t below = (1u << lane) - 1;
+  uint64_t* queue = smem_layout().staged + threadIdx.x / 32 * kQueue;
   __shared__ float least[NEXT_N];
-  int* held = staged_counts[threadIdx.x / 32];
-  if (lane < NEXT_N) held[lane] = 0;
-  __syncwarp();
-  // Keys wait in the warp's own shared memory: one global atomic then serves many.
-  auto flush_above = [&](int request, int limit) {
-    for (int token = 0; token < NEXT_N; ++token) {
-      const int count = held[token];
-      if (count <= limit) continue;
-      const int row = request * NEXT_N + token;
+  // Keys wait in the warp's own shared memory, their token above their position: a few global atomics
+  // then serve many keys, and the scoring loop has none.
+  int waiting = 0;
+  auto flush = [&](int request) {
+    __syncwarp();
+    for (int first = 0; first < waiting; first += 32) {
+      const bool mine = first + lane < waiting;
+      const uint64_t key = mine ? queue[first + lane] : 0;
+      const int token = mine ? static_cast<int>(key >> kTokenShift & 7) : 8;
+      const uint32_t same = __match_any_sync(0xFFFFFFFF, token);
+      const int leader = __ffs(same) - 1, row = request * NEXT_N + token;
       int at = 0;
-      if (lane == 0) at = atomicAdd(counts + row, count);
-      at = __shfl_sync(0xFFFFFFFF, at, 0) + lane;
-      if (lane < count && at < capacity)
-        candidates[static_cast<int64_t>(row) * capacity + at] = staged[token * kStaged + lane];
-      __syncwarp();
-      if (lane == 0) held[token] = 0;
+      if (mine && lane == leader) at = atomicAdd(counts + row, __popc(same));
+      at = __shfl_sync(0xFFFFFFFF, at, leader) + __popc(same & below);
+      if (mine && at < capacity)
+        candidates[static_cast<int64_t>(row) * capacity + at] = key & ~(7ull << kTokenShift);
     }
+    waiting = 0;
     __syncwarp();
   };
   score_share(
       q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
       Pages{1, max_num_blocks},
       [&](int, int token, int position, int, float score, bool valid) {
-        if (valid && score >= least[token] && selectable(score))
-          staged[token * kStaged + atomicAdd(held + token, 1)] = selection_key(score, position);
+        const bool passes = valid && score >= least[token < 0 ? 0 : token];
+        const uint32_t passed = __ballot_sync(0xFFFFFFFF, passes);
+        if (passed == 0) return;
+        if (passes)
+          queue[waiting + __popc(passed & below)] =
+              selection_key(score, position | static_cast<uint32_t>(token) << kTokenShift);
+        waiting += __popc(passed);
       },
       [&](int request) {
-        if (threadIdx.x < NEXT_N) least[threadIdx.x] = thresholds[request * NEXT_N + threadIdx.x];
+        // Above the lowest finite score, a score is above -inf and no NaN.
+        if (threadIdx.x < NEXT_N)
+          least[threadIdx.x] = fmaxf(thresholds[request * NEXT_N + threadIdx.x], -3.402823466e38f);
       },
+      // A page adds at most 16 keys a token.
       [&](int request) {
-        __syncwarp();
-        const int most = lane < NEXT_N ? held[lane] : 0;
-        if (__any_sync(0xFFFFFFFF, most > kStaged - 16)) flush_above(request, kStaged - 16);
+        if (waiting > kQueue - 16 * NEXT_N) flush(request);
       },
-      [&](int request) { flush_above(request, 0); });
+      flush);
 }
 
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request

@@ -14,6 +14,7 @@ CAPACITY = 8192
 MAX_TOPK = 4096
 SAMPLE_STEP = 64
 THREADS = 512
+BUCKET_BYTES = 4 * (8192 + THREADS)  # of block_sort.cuh
 MAX_WIDTH = 1 << 20
 
 
@@ -40,7 +41,7 @@ def accepts(
 @functools.cache
 def topk_kernel(function: str, device_index: int) -> Kernel:
     """Kernel of ``csrc/topk_indices.cu``."""
-    shared_bytes = 8 * CAPACITY + 4 * 8192 if function == "topk_sort_kernel" else 0
+    shared_bytes = 8 * CAPACITY + BUCKET_BYTES if function == "topk_sort_kernel" else 0
     defines = (("CAPACITY", CAPACITY),)
     prelude = header("order") + header("block_sort")
     return load_kernel("topk_indices", function, shared_bytes, defines, prelude, device_index)
