@@ -3,7 +3,7 @@
 TILE = 128  # two tiles of the matrix unit
 MAX_SPLITS = 32
 # Cost of starting a block (queries, first gather, write of its part), in tiles.
-BLOCK_OVERHEAD_TILES = 1.5
+BLOCK_OVERHEAD_TILES = 1.0
 
 
 def plan_splits(num_groups: int, list_length: int, num_sms: int) -> int:

@@ -92,6 +92,6 @@ def sparse_mla_sm90(
     )
     if num_splits > 1:
         _kernel("combine_splits_kernel", packed, index).launch(
-            (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits]
+            (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits], early=True
         )
     return out, lse

@@ -4,7 +4,8 @@
 // request is a group of NUM_HEADS columns of N. The tokens form GROUPS groups: while one group's weighted
 // ReLU runs, the next group's products do. Several blocks share a multiprocessor.
 //
-// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS. The kernels differ in
+// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS, SATURATED (of each two
+// groups of eight heads, how many take their ReLU by saturation). The kernels differ in
 // what they do with a score: store it, store a sample, keep it above a threshold, or repair such a
 // selection.
 
@@ -14,6 +15,19 @@ constexpr int kQuadHeads = NUM_HEADS / 4;  // whose columns one lane of a quad h
 constexpr int kStaged = 24;  // keys a token that a warp holds back: 16 of one page, and 8
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
+
+// Two ways to a ReLU, because the units that compare and that multiply are different ones and each alone would
+// be the bottleneck. Products of e4m3 rows stay below 2^25, so that saturation to [0, 1] after an exact
+// scaling only removes the sign; the weights of those heads carry the inverse.
+constexpr float kSaturationScale = 33554432.0f;
+template <bool kSaturate>
+__device__ __forceinline__ float relu(float x) {
+  if constexpr (!kSaturate) return fmaxf(x, 0.0f);
+  float y;
+  asm("mul.sat.f32 %0, %1, %2;\n" : "=f"(y) : "f"(x), "f"(1.0f / kSaturationScale));
+  return y;
+}
+constexpr bool kSaturateEven = SATURATED > 1, kSaturateOdd = SATURATED > 0;
 
 struct Smem {
   uint8_t* keys;     // [STAGES][64][128], 128-byte swizzle
@@ -62,8 +76,10 @@ __device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q,
   for (int i = threadIdx.x; i < GROUPS * kColumns; i += 128) {
     // Head h is column h % 8 of its group of eight; lane q of a quad holds columns 2q and 2q + 1.
     const int head = i % NUM_HEADS, lane = head % 8 / 2;
+    const bool saturated = head / 8 % 2 == 0 ? kSaturateEven : kSaturateOdd;
+    const float weight = i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
     smem.weights[(i / NUM_HEADS * 4 + lane) * kQuadHeads + head / 8 * 2 + head % 2] =
-        i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
+        saturated ? weight * kSaturationScale : weight;
   }
 }
 
@@ -146,14 +162,14 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
 #pragma unroll
       for (int j = 0; j < kQuadHeads / 4; ++j) {
         const float* c = d + token * (NUM_HEADS / 2) + 8 * j;
-        low[0] = fmaf(fmaxf(c[0], 0.0f), w[j].x, low[0]);
-        low[1] = fmaf(fmaxf(c[1], 0.0f), w[j].y, low[1]);
-        high[0] = fmaf(fmaxf(c[2], 0.0f), w[j].x, high[0]);
-        high[1] = fmaf(fmaxf(c[3], 0.0f), w[j].y, high[1]);
-        low[0] = fmaf(fmaxf(c[4], 0.0f), w[j].z, low[0]);
-        low[1] = fmaf(fmaxf(c[5], 0.0f), w[j].w, low[1]);
-        high[0] = fmaf(fmaxf(c[6], 0.0f), w[j].z, high[0]);
-        high[1] = fmaf(fmaxf(c[7], 0.0f), w[j].w, high[1]);
+        low[0] = fmaf(relu<kSaturateEven>(c[0]), w[j].x, low[0]);
+        low[1] = fmaf(relu<kSaturateEven>(c[1]), w[j].y, low[1]);
+        high[0] = fmaf(relu<kSaturateEven>(c[2]), w[j].x, high[0]);
+        high[1] = fmaf(relu<kSaturateEven>(c[3]), w[j].y, high[1]);
+        low[0] = fmaf(relu<kSaturateOdd>(c[4]), w[j].z, low[0]);
+        low[1] = fmaf(relu<kSaturateOdd>(c[5]), w[j].w, low[1]);
+        high[0] = fmaf(relu<kSaturateOdd>(c[6]), w[j].z, high[0]);
+        high[1] = fmaf(relu<kSaturateOdd>(c[7]), w[j].w, high[1]);
       }
       const float of_low = low[0] + low[1], of_high = high[0] + high[1];
       const float given = quad & 1 ? of_low : of_high;
@@ -293,6 +309,7 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ sample,
                             int batch_size, int max_num_blocks, int sample_stride, int step) {
+  let_next_kernel_start();
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{step, sample_stride / 64},
               [&](int row, int token, int, int index, float score, bool valid) {
@@ -310,6 +327,7 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ thresholds, int* __restrict__ counts,
                             uint64_t* __restrict__ candidates, int batch_size, int max_num_blocks,
                             int capacity) {
+  let_next_kernel_start();
   constexpr int kQueue = NEXT_N * kStaged;
   constexpr int kTokenShift = 28;  // positions stay below it
   const int lane = threadIdx.x % 32;
@@ -349,6 +367,7 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
         waiting += __popc(passed);
       },
       [&](int request) {
+        wait_for_previous_kernel();
         // Above the lowest finite score, a score is above -inf and no NaN.
         if (threadIdx.x < NEXT_N)
           least[threadIdx.x] = fmaxf(thresholds[request * NEXT_N + threadIdx.x], -3.402823466e38f);
@@ -358,6 +377,8 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
         if (waiting > kQueue - 16 * NEXT_N) flush(request);
       },
       flush);
+  // For blocks without a share: the next kernel relies on this one for the end of the one before.
+  wait_for_previous_kernel();
 }
 
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request
@@ -374,6 +395,8 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   __shared__ uint32_t digit, before, valid_total[NEXT_N], kept[NEXT_N];
   const int request = blockIdx.x, length = cache_seqlens[request];
   const int pages = length <= 0 ? 0 : (length + 63) >> 6;
+  let_next_kernel_start();
+  wait_for_previous_kernel();
 
   uint32_t broken = 0;
   for (int token = 0; token < NEXT_N; ++token) {

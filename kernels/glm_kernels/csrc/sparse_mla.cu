@@ -417,6 +417,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
   }
   __syncthreads();
+  let_next_kernel_start();
   uint8_t* smem_k = smem + kTileBytes;
   if (threadIdx.x < 128) {
     register_decrease<120>();
@@ -438,6 +439,7 @@ extern "C" __global__ void __launch_bounds__(128)
                           int splits) {
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % 32;
+  wait_for_previous_kernel();
   // Every warp holds all the weights, one a lane.
   const float own = lane < splits ? part_lse[lane * static_cast<int64_t>(total_rows) + row] : -infinity();
   float largest = own;
@@ -450,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(128)
   for (int offset = 16; offset > 0; offset /= 2)
     total += __shfl_xor_sync(0xFFFFFFFF, total, offset);
   float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 8
+#pragma unroll 16
   for (int i = 0; i < splits; ++i) {
     const float share = __shfl_sync(0xFFFFFFFF, weight, i);
     const int64_t at = i * static_cast<int64_t>(total_rows) + row;

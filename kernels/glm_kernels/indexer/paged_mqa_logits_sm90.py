@@ -16,6 +16,7 @@ MAX_NEXT_N = 8
 REGISTERS_BESIDE = 32
 STAGED_BYTES = 4 * 24 * 8  # keys that four warps hold back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
+SATURATED = 1
 NUM_HEADS = (16, 32, 64)
 
 
@@ -80,6 +81,7 @@ def scoring_kernel(
         ("TOKENS", tokens),
         ("STAGES", stages),
         ("MIN_BLOCKS", min_blocks),
+        ("SATURATED", SATURATED),
     )
     prelude = (
         _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n" + header("order")

@@ -89,22 +89,26 @@ def _select_in_one_pass(
     sample_width = -(-max_num_blocks // step) * 64
     sample = torch.empty(rows, sample_width, device=device)
     # Contexts within the capacity keep every score: they need no threshold.
-    if max_num_blocks * 64 > CAPACITY:
+    sampled = max_num_blocks * 64 > CAPACITY
+    if sampled:
         kernel, blocks = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
         sizes = (batch_size, max_num_blocks, sample_width, step)
         kernel.launch((blocks, 1, 1), 128, [*inputs, sample, *sizes])
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
-        (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk]
+        (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk], sampled
     )
     kept = (thresholds, counts, candidates)
     kernel, blocks = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
-    kernel.launch((blocks, 1, 1), 128, [*inputs, *kept, batch_size, max_num_blocks, CAPACITY])
+    kernel.launch(
+        (blocks, 1, 1), 128, [*inputs, *kept, batch_size, max_num_blocks, CAPACITY], early=True
+    )
     kernel, _ = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
-    kernel.launch((batch_size, 1, 1), 128, [*inputs, *kept, max_num_blocks, CAPACITY, topk])
+    kernel.launch((batch_size, 1, 1), 128, [*inputs, *kept, max_num_blocks, CAPACITY, topk], True)
     topk_kernel("topk_sort_kernel", index).launch(
         (rows, 1, 1),
         THREADS,
         [None, *kept, *window, None, None, next_n, max_num_blocks, 1, out, topk],
+        early=True,
     )
     return out

@@ -87,7 +87,7 @@ def topk_indices_sm90(
     )
     pieces = max(1, min(width // 2048, 16 * _arch.sm_count(index) // num_tokens))
     topk_kernel("topk_filter_kernel", index).launch(
-        (pieces, num_tokens, 1), 256, [logits, thresholds, counts, candidates, *window]
+        (pieces, num_tokens, 1), 256, [logits, thresholds, counts, candidates, *window], early=True
     )
     batch_size, max_num_blocks = block_table.shape if block_table is not None else (1, 0)
     topk_kernel("topk_sort_kernel", index).launch(
@@ -98,5 +98,6 @@ def topk_indices_sm90(
             *(block_table, row_to_batch, max(1, num_tokens // batch_size), max_num_blocks),
             *(page_size, out, k),
         ],
+        early=True,
     )
     return out
