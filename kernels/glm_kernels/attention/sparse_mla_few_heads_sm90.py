@@ -55,7 +55,7 @@ def plan_cluster(num_tokens: int, list_length: int, num_sms: int) -> int:
 
 @functools.cache
 def _kernel(cluster: int, device_index: int) -> Kernel:
-    defines = (("CLUSTER", cluster), ("STAGES", _STAGES))
+    defines = (("CLUSTER", cluster), ("STAGES", _STAGES), ("BULK", 1))
     return load_kernel(
         "sparse_mla_few_heads",
         "sparse_mla_few_heads_kernel",

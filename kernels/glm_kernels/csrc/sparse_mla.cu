@@ -8,7 +8,7 @@
 // A tile has a fixed place, so every descriptor is a constant; its probabilities overwrite its rotary
 // columns, which nothing reads after the scores.
 //
-// Defines: PACKED (656-byte rows, else bf16).
+// Defines: PACKED (656-byte rows, else bf16), PREFETCH (0 or 1).
 
 constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
 constexpr int kTileBytes = 9 * kBlockBytes;  // 576 columns
@@ -199,8 +199,21 @@ __device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_
     mbarrier_wait(smem_address(&shared.empty[stage]), (round & 1) ^ 1);
     if (lane < 16) shared.selected[stage][first + lane] = flags;
   };
+  // Brings a later tile's rows into the L2 cache: registers and shared memory have no room for them yet.
+  auto prefetch = [&](int slot) {
+#if PREFETCH
+    if (slot < 0) return;
+    const uint8_t* row = p.cache + static_cast<int64_t>(slot) * kRowBytes;
+#pragma unroll
+    for (int i = 0; i < (kRowBytes + 255) / 256; ++i) {
+      const int at = (2 * i + lane / 16) * 128;
+      if (at < kRowBytes) asm volatile("prefetch.global.L2 [%0];\n" ::"l"(row + at) : "memory");
+    }
+#endif
+  };
   int slot = slot_at(2 * p.begin), next_slot = slot_at(2 * p.begin + 1);
 #if PACKED
+  prefetch(next_slot);
   // The next tile's rows are loaded as this tile's leave the registers.
   Rows low, high;
   load_rows(low, p.cache, slot, 0);
@@ -208,14 +221,16 @@ __device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_
   for (int tile = 2 * p.begin; tile < tile_end; ++tile) {
     const uint32_t target = tiles + tile % 2 * kTileBytes;
     enter(tile, slot, tile / 2 - p.begin);
+    const int later_slot = slot_at(tile + 2);
     store_rows(low, target, first);
     load_rows(low, p.cache, next_slot, 0);
     store_rows(high, target, first + 8);
     fence_async_proxy();
     mbarrier_arrive(smem_address(&shared.full[tile % 2]));
+    prefetch(later_slot);
     load_rows(high, p.cache, next_slot, 8);
     slot = next_slot;
-    next_slot = slot_at(tile + 2);
+    next_slot = later_slot;
   }
 #else
   for (int pair = p.begin; pair < p.end; ++pair) {
@@ -226,6 +241,8 @@ __device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_
     copy_rows(tiles + kTileBytes, p.cache, next_slot, first);
     slot = slot_at(2 * pair + 2);
     next_slot = slot_at(2 * pair + 3);
+    prefetch(slot);
+    prefetch(next_slot);
     copies_wait<1>();
     fence_async_proxy();
     mbarrier_arrive(smem_address(&shared.full[0]));

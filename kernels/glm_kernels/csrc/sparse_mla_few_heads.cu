@@ -127,6 +127,7 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
+#if BULK
 // One lane expects a stage's bytes; every lane of the first sixteen starts the copy of its row.
 __device__ __forceinline__ void start_rows(uint32_t stage, uint32_t barrier, const uint8_t* cache, int slot) {
   const int lane = threadIdx.x % 32;
@@ -146,6 +147,24 @@ __device__ __forceinline__ void start_rows(uint32_t stage, uint32_t barrier, con
         : "memory");
   }
 }
+__device__ __forceinline__ void start_nothing() {}
+#else
+__device__ __forceinline__ void start_rows(uint32_t stage, uint32_t, const uint8_t* cache, int slot) {
+  const int lane = threadIdx.x % 32;
+  __syncwarp();
+#pragma unroll 7
+  for (int i = 0; i < 21; ++i) {
+    const int at = i * 32 + lane, row = at / 41, chunk = at % 41;
+    const int s = __shfl_sync(0xFFFFFFFF, slot, row % kKeys);
+    if (at < kKeys * 41)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(stage + at * 16),
+                   "l"(cache + static_cast<int64_t>(s < 0 ? 0 : s) * kRowBytes + chunk * 16), "r"(s < 0 ? 0 : 16)
+                   : "memory");
+  }
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+__device__ __forceinline__ void start_nothing() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+#endif
 
 // grid (CLUSTER, tokens).
 #if CLUSTER > 1
@@ -189,6 +208,8 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
       const int slot = slot_at(first + i * step);
       present[i] = __ballot_sync(0xFFFFFFFF, slot >= 0);
       start_rows(ring + i * kStageBytes, barrier + 8 * i, cache, slot);
+    } else {
+      start_nothing();
     }
   }
 
@@ -224,7 +245,12 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
     uint32_t real = present[0];
 #pragma unroll
     for (int i = 1; i < STAGES; ++i) real = stage == i ? present[i] : real;
+#if BULK
     mbarrier_wait(barrier + 8 * stage, parity);
+#else
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 1) : "memory");
+    __syncwarp();
+#endif
 
     // Scores of keys group and group + 8, for two heads each.
     const uint32_t low_row = base + group * kRowBytes, high_row = low_row + 8 * kRowBytes;
@@ -342,6 +368,8 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
 #pragma unroll
       for (int i = 0; i < STAGES; ++i) present[i] = stage == i ? found : present[i];
       start_rows(base, barrier + 8 * stage, cache, next_slot);
+    } else {
+      start_nothing();
     }
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
