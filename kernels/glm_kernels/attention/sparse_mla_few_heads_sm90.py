@@ -15,12 +15,12 @@ from glm_kernels.cache.layout import KV_LORA_RANK, MLA_ROW_BYTES
 MAX_HEADS = 8
 # Blocks that share a token's list; a cluster of them joins its parts without global memory.
 CLUSTERS = (1, 2, 4, 8)
-_WARPS = 4
-_TILE = 16  # rows that a warp gathers at once
+_TEAMS = 4  # pairs of warps
+_TILE = 16  # rows that a pair gathers at once
 _STAGES = 2
-_SHARED_BYTES = _WARPS * _STAGES * _TILE * MLA_ROW_BYTES + 18 * 512  # rings, queries
+_SHARED_BYTES = _TEAMS * _STAGES * _TILE * MLA_ROW_BYTES + 18 * 512  # rings, queries
 _BLOCKS_PER_SM = 2
-# Cost of starting and ending a block, in tiles of a warp.
+# Cost of starting and ending a block, in tiles of a pair.
 _BLOCK_OVERHEAD_TILES = 3
 
 
@@ -48,14 +48,14 @@ def plan_cluster(num_tokens: int, list_length: int, num_sms: int) -> int:
 
     def cost(cluster: int) -> int:
         waves = -(-num_tokens * cluster // (_BLOCKS_PER_SM * num_sms))
-        return waves * (-(-tiles // (_WARPS * cluster)) + _BLOCK_OVERHEAD_TILES)
+        return waves * (-(-tiles // (_TEAMS * cluster)) + _BLOCK_OVERHEAD_TILES)
 
     return min(CLUSTERS, key=cost)
 
 
 @functools.cache
 def _kernel(cluster: int, device_index: int) -> Kernel:
-    defines = (("CLUSTER", cluster), ("STAGES", _STAGES), ("BULK", 1))
+    defines = (("CLUSTER", cluster), ("STAGES", _STAGES))
     return load_kernel(
         "sparse_mla_few_heads",
         "sparse_mla_few_heads_kernel",
@@ -97,10 +97,11 @@ def sparse_mla_few_heads_sm90(
         part = slice(first, first + 65_535)
         _kernel(cluster, index).launch(
             (cluster, min(65_535, num_tokens - first), 1),
-            32 * _WARPS,
+            64 * _TEAMS,
             [
                 *(q[part], kv_cache, slots[part], out[part], lse[part]),
                 *(num_heads, list_length, softmax_scale * math.log2(math.e)),
             ],
+            early=True,
         )
     return out, lse

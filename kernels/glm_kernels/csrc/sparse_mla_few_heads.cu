@@ -1,22 +1,24 @@
 // Sparse MLA over packed rows for at most eight heads a token: keys are the M side of the products.
 //
-// Few heads leave the matrix unit idle and the gather is all the work, so each warp is on its own: it gathers
-// 16 rows at a time by bulk copies into its ring, scores them, and sums their values for all eight heads.
+// Few heads leave the matrix unit idle and the gather is all the work, so each pair of warps is on its own: it
+// gathers 16 rows at a time by bulk copies into its ring. A warp scores and sums its half of the columns for all
+// eight heads; the two add their partial scores and are one step apart at most.
 // Rows stay as they lie in the cache, 656 bytes apart, which is free of bank conflicts in both
 // products. Codes become fp16 without rounding; the scale of a row's 128 columns multiplies the partial
 // scores, and the probability before the values. The blocks of a cluster share a token's list and join
 // their parts through distributed shared memory.
 //
-// Defines: CLUSTER (blocks a token, 1 to 8), STAGES (of a warp's ring).
+// Defines: CLUSTER (blocks a token, 1 to 8), STAGES (of a pair's ring).
 
 constexpr int kRowBytes = 656;
 constexpr int kRopeAt = 528, kScalesAt = 512;
 constexpr int kKeys = 16;
 constexpr int kStageBytes = kKeys * kRowBytes;
-constexpr int kWarps = 4;
+constexpr int kTeams = 4;  // pairs of warps
+constexpr int kThreads = kTeams * 64;
 constexpr int kHeads = 8;
 constexpr int kQuerySteps = 18;                  // 16-byte pieces of a lane's queries
-constexpr int kPartPitch = 512 + 4;              // floats between heads of a warp's part
+constexpr int kPartPitch = 512 + 4;              // floats between heads of a pair's part
 constexpr float kShift = 14.0f;                  // probabilities reach 2^14
 constexpr float kLn2 = 0.6931471805599453f;
 
@@ -88,6 +90,12 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ uint2 load_two(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void store_shared(uint32_t address, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
@@ -127,12 +135,14 @@ __device__ __forceinline__ void cluster_barrier() {
 #endif
 }
 
-#if BULK
-// One lane expects a stage's bytes; every lane of the first sixteen starts the copy of its row.
+// Barrier of a pair of warps.
+__device__ __forceinline__ void team_barrier(int team) {
+  asm volatile("bar.sync %0, 64;\n" ::"r"(team + 1) : "memory");
+}
+
+// One warp starts the copies of a stage: a lane expects their bytes, sixteen lanes copy a row each.
 __device__ __forceinline__ void start_rows(uint32_t stage, uint32_t barrier, const uint8_t* cache, int slot) {
   const int lane = threadIdx.x % 32;
-  // The reads of the stage's last rows come before the copies that replace them.
-  __syncwarp();
   if (lane == 0)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "n"(kStageBytes)
                  : "memory");
@@ -147,59 +157,44 @@ __device__ __forceinline__ void start_rows(uint32_t stage, uint32_t barrier, con
         : "memory");
   }
 }
-__device__ __forceinline__ void start_nothing() {}
-#else
-__device__ __forceinline__ void start_rows(uint32_t stage, uint32_t, const uint8_t* cache, int slot) {
-  const int lane = threadIdx.x % 32;
-  __syncwarp();
-#pragma unroll 7
-  for (int i = 0; i < 21; ++i) {
-    const int at = i * 32 + lane, row = at / 41, chunk = at % 41;
-    const int s = __shfl_sync(0xFFFFFFFF, slot, row % kKeys);
-    if (at < kKeys * 41)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(stage + at * 16),
-                   "l"(cache + static_cast<int64_t>(s < 0 ? 0 : s) * kRowBytes + chunk * 16), "r"(s < 0 ? 0 : 16)
-                   : "memory");
-  }
-  asm volatile("cp.async.commit_group;\n" ::: "memory");
-}
-__device__ __forceinline__ void start_nothing() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-#endif
 
 // grid (CLUSTER, tokens).
 #if CLUSTER > 1
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kWarps * 32, 2)
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(kThreads, 2)
 #else
-extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #endif
     sparse_mla_few_heads_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                                 const int* __restrict__ slots, uint8_t* __restrict__ out,
                                 float* __restrict__ lse, int num_heads, int list_length, float scale_log2) {
-  extern __shared__ __align__(128) uint8_t smem[];  // [kWarps][STAGES][kStageBytes], then queries
-  __shared__ __align__(8) uint64_t barriers[kWarps][STAGES];
-  __shared__ __align__(8) float2 sums[kWarps][kHeads];  // maximum and sum of exponentials
+  extern __shared__ __align__(128) uint8_t smem[];  // [kTeams][STAGES][kStageBytes], then queries
+  __shared__ __align__(8) uint64_t barriers[kTeams][STAGES];
+  __shared__ __align__(16) float4 partial[kTeams][2][32];  // scores over half of the columns, a lane's
+  __shared__ __align__(8) float2 sums[kTeams][kHeads];     // maximum and sum of exponentials
   __shared__ __align__(8) float2 block_sums[kHeads];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, team = threadIdx.x / 64, half = threadIdx.x / 32 % 2;
   const int group = lane / 4, quad = lane % 4;
   const int token = blockIdx.y, split = blockIdx.x;
-  const uint32_t ring = smem_address(smem) + warp * STAGES * kStageBytes;
-  const uint32_t queries = smem_address(smem) + kWarps * STAGES * kStageBytes;
-  const uint32_t barrier = smem_address(&barriers[warp][0]);
+  let_next_kernel_start();
+  const uint32_t ring = smem_address(smem) + team * STAGES * kStageBytes;
+  const uint32_t queries = smem_address(smem) + kTeams * STAGES * kStageBytes;
+  const uint32_t barrier = smem_address(&barriers[team][0]);
 
-  // The warps of a token's blocks take its tiles of 16 in turn.
+  // The pairs of a token's blocks take its tiles of 16 in turn.
   const int tiles = (list_length + kKeys - 1) / kKeys;
-  const int step = kWarps * CLUSTER;
+  const int step = kTeams * CLUSTER;
   const int* list = slots + static_cast<int64_t>(token) * list_length;
   auto slot_at = [&](int tile) {
     const int at = tile * kKeys + lane;
     return lane < kKeys && at < list_length ? list[at] : -1;
   };
-  const int first = split * kWarps + warp;
-  if (lane == 0) {
+  const int first = split * kTeams + team;
+  if (half == 0 && lane == 0) {
     for (int i = 0; i < STAGES; ++i) mbarrier_init(barrier + 8 * i, 1);
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
   __syncwarp();
+  wait_for_previous_kernel();
   uint32_t present[STAGES];  // which rows of a stage are real
 #pragma unroll
   for (int i = 0; i < STAGES; ++i) {
@@ -207,14 +202,12 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
     if (first + i * step < tiles) {
       const int slot = slot_at(first + i * step);
       present[i] = __ballot_sync(0xFFFFFFFF, slot >= 0);
-      start_rows(ring + i * kStageBytes, barrier + 8 * i, cache, slot);
-    } else {
-      start_nothing();
+      if (half == 0) start_rows(ring + i * kStageBytes, barrier + 8 * i, cache, slot);
     }
   }
 
   // Queries in the order of the products: piece i of a lane holds eight columns of head lane / 4.
-  for (int i = threadIdx.x; i < kQuerySteps * 32; i += kWarps * 32) {
+  for (int i = threadIdx.x; i < kQuerySteps * 32; i += kThreads) {
     const int piece = i / 32, head = i % 32 / 4, part = i % 4;
     const int column = piece < 16 ? piece / 4 * 128 + part * 32 + piece % 4 * 8 : 512 + part * 16 + (piece - 16) * 8;
     uint4 v = {0, 0, 0, 0};
@@ -226,13 +219,13 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
       for (int j = 0; j < 4; ++j)
         words[j] = pack_half(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u));
     }
-    *reinterpret_cast<uint4*>(smem + kWarps * STAGES * kStageBytes + i * 16) = v;
+    *reinterpret_cast<uint4*>(smem + kTeams * STAGES * kStageBytes + i * 16) = v;
   }
   __syncthreads();
 
-  float o[4][8][4];  // column group, pair of columns, {column, head}
+  float o[2][8][4];  // column group of this half, pair of columns, {column, head}
 #pragma unroll
-  for (int i = 0; i < 128; ++i) o[i / 32][i / 4 % 8][i % 4] = 0.0f;
+  for (int i = 0; i < 64; ++i) o[i / 32][i / 4 % 8][i % 4] = 0.0f;
   // Of heads 2 * quad and 2 * quad + 1. The sums are of this lane's keys only.
   float max_even = -infinity(), max_odd = -infinity(), sum_even = 0.0f, sum_odd = 0.0f;
   int exponent = 0;  // the values are summed in units of two to this power, biased
@@ -245,32 +238,26 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
     uint32_t real = present[0];
 #pragma unroll
     for (int i = 1; i < STAGES; ++i) real = stage == i ? present[i] : real;
-#if BULK
     mbarrier_wait(barrier + 8 * stage, parity);
-#else
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 1) : "memory");
-    __syncwarp();
-#endif
 
     // Scores of keys group and group + 8, for two heads each.
     const uint32_t low_row = base + group * kRowBytes, high_row = low_row + 8 * kRowBytes;
-    const uint4 low_bits = load_shared(low_row + kScalesAt), high_bits = load_shared(high_row + kScalesAt);
-    const float low_scale[4] = {__uint_as_float(low_bits.x), __uint_as_float(low_bits.y),
-                                __uint_as_float(low_bits.z), __uint_as_float(low_bits.w)};
-    const float high_scale[4] = {__uint_as_float(high_bits.x), __uint_as_float(high_bits.y),
-                                 __uint_as_float(high_bits.z), __uint_as_float(high_bits.w)};
+    const uint32_t scales = kScalesAt + half * 8;
+    const uint2 low_bits = load_two(low_row + scales), high_bits = load_two(high_row + scales);
+    const float low_scale[2] = {__uint_as_float(low_bits.x), __uint_as_float(low_bits.y)};
+    const float high_scale[2] = {__uint_as_float(high_bits.x), __uint_as_float(high_bits.y)};
     float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const uint4 low = load_shared(low_row + kRopeAt + quad * 32 + c * 16);
-      const uint4 high = load_shared(high_row + kRopeAt + quad * 32 + c * 16);
-      const uint4 query = load_shared(queries + ((16 + c) * 32 + lane) * 16);
+    {
+      const uint4 low = load_shared(low_row + kRopeAt + quad * 32 + half * 16);
+      const uint4 high = load_shared(high_row + kRopeAt + quad * 32 + half * 16);
+      const uint4 query = load_shared(queries + ((16 + half) * 32 + lane) * 16);
       mma_bf16(s, low.x, high.x, low.y, high.y, query.x, query.y);
       mma_bf16(s, low.z, high.z, low.w, high.w, query.z, query.w);
     }
 #pragma unroll
-    for (int columns = 0; columns < 4; ++columns) {
-      float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int own = 0; own < 2; ++own) {
+      const int columns = 2 * half + own;
+      float part[2][4] = {};  // two chains of products
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const uint4 low = load_shared(low_row + columns * 128 + quad * 32 + c * 16);
@@ -278,21 +265,28 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
         const uint32_t low_words[4] = {low.x, low.y, low.z, low.w};
         const uint32_t high_words[4] = {high.x, high.y, high.z, high.w};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint4 query = load_shared(queries + ((columns * 4 + c * 2 + half) * 32 + lane) * 16);
-          const uint32_t low_even = low_words[2 * half], high_even = high_words[2 * half];
-          const uint32_t low_odd = low_words[2 * half + 1], high_odd = high_words[2 * half + 1];
-          mma_half(part, low_codes(low_even), low_codes(high_even), high_codes(low_even), high_codes(high_even),
-                   query.x, query.y);
-          mma_half(part, low_codes(low_odd), low_codes(high_odd), high_codes(low_odd), high_codes(high_odd),
+        for (int k = 0; k < 2; ++k) {
+          const uint4 query = load_shared(queries + ((columns * 4 + c * 2 + k) * 32 + lane) * 16);
+          const uint32_t low_even = low_words[2 * k], high_even = high_words[2 * k];
+          const uint32_t low_odd = low_words[2 * k + 1], high_odd = high_words[2 * k + 1];
+          mma_half(part[c], low_codes(low_even), low_codes(high_even), high_codes(low_even),
+                   high_codes(high_even), query.x, query.y);
+          mma_half(part[c], low_codes(low_odd), low_codes(high_odd), high_codes(low_odd), high_codes(high_odd),
                    query.z, query.w);
         }
       }
-      s[0] = fmaf(part[0], low_scale[columns], s[0]);
-      s[1] = fmaf(part[1], low_scale[columns], s[1]);
-      s[2] = fmaf(part[2], high_scale[columns], s[2]);
-      s[3] = fmaf(part[3], high_scale[columns], s[3]);
+      s[0] = fmaf(part[0][0] + part[1][0], low_scale[own], s[0]);
+      s[1] = fmaf(part[0][1] + part[1][1], low_scale[own], s[1]);
+      s[2] = fmaf(part[0][2] + part[1][2], high_scale[own], s[2]);
+      s[3] = fmaf(part[0][3] + part[1][3], high_scale[own], s[3]);
     }
+    partial[team][half][lane] = {s[0], s[1], s[2], s[3]};
+    team_barrier(team);
+    const float4 other = partial[team][1 - half][lane];
+    s[0] += other.x;
+    s[1] += other.y;
+    s[2] += other.z;
+    s[3] += other.w;
 
     const bool low_real = real >> group & 1, high_real = real >> (group + 8) & 1;
     s[0] = low_real ? s[0] * scale_log2 : -infinity();
@@ -323,8 +317,7 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
 
     // Scales are brought below two by a power of two that all values share, so that no product of a
     // probability and a scale leaves fp16. Rows that are not real have scale zero.
-    const float largest = fmaxf(fmaxf(fmaxf(low_scale[0], low_scale[1]), fmaxf(low_scale[2], low_scale[3])),
-                                fmaxf(fmaxf(high_scale[0], high_scale[1]), fmaxf(high_scale[2], high_scale[3])));
+    const float largest = fmaxf(fmaxf(low_scale[0], low_scale[1]), fmaxf(high_scale[0], high_scale[1]));
     const int wanted = min(253, __reduce_max_sync(0xFFFFFFFF, __float_as_int(largest) >> 23));
     if (wanted > exponent) {
       const float unit = wanted - exponent > 126 ? 0.0f : __int_as_float((127 - (wanted - exponent)) << 23);
@@ -335,16 +328,16 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
     const float inverse = __int_as_float((254 - exponent) << 23);
     if (__any_sync(0xFFFFFFFF, keep_even != 1.0f || keep_odd != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < 128; i += 2) {
+      for (int i = 0; i < 64; i += 2) {
         o[i / 32][i / 4 % 8][i % 4] *= keep_even;
         o[i / 32][i / 4 % 8][i % 4 + 1] *= keep_odd;
       }
     }
 
     // Values: lane (group, quad) takes 16 columns of keys 2 quad, 2 quad + 1, and eight further.
-    const uint32_t key = base + 2 * quad * kRowBytes + group * 16;
+    const uint32_t key = base + 2 * quad * kRowBytes + half * 256 + group * 16;
 #pragma unroll
-    for (int columns = 0; columns < 4; ++columns) {
+    for (int columns = 0; columns < 2; ++columns) {
       const float low_factor = low_scale[columns] * inverse, high_factor = high_scale[columns] * inverse;
       const uint32_t b0 = transpose(pack_half(s[0] * low_factor, s[1] * low_factor));
       const uint32_t b1 = transpose(pack_half(s[2] * high_factor, s[3] * high_factor));
@@ -363,18 +356,18 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
                  high_codes(far_high), b0, b1);
       }
     }
+    // Both warps have read the stage before the copies that replace its rows.
+    team_barrier(team);
     if (ahead < tiles) {
       const uint32_t found = __ballot_sync(0xFFFFFFFF, next_slot >= 0);
 #pragma unroll
       for (int i = 0; i < STAGES; ++i) present[i] = stage == i ? found : present[i];
-      start_rows(base, barrier + 8 * stage, cache, next_slot);
-    } else {
-      start_nothing();
+      if (half == 0) start_rows(base, barrier + 8 * stage, cache, next_slot);
     }
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
 
-  // The warp's part: eight heads of 512 columns relative to its own maxima.
+  // The warp's half of its pair's part: eight heads of 256 columns relative to the pair's maxima.
 #pragma unroll
   for (int distance = 4; distance < 32; distance *= 2) {
     sum_even += __shfl_xor_sync(0xFFFFFFFF, sum_even, distance);
@@ -383,49 +376,50 @@ extern "C" __global__ void __launch_bounds__(kWarps * 32, 2)
   __syncwarp();
   const float unit = __int_as_float(exponent << 23);
 #pragma unroll
-  for (int columns = 0; columns < 4; ++columns) {
+  for (int columns = 0; columns < 2; ++columns) {
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
-      const uint32_t target = ring + ((2 * quad + odd) * kPartPitch + columns * 128 + group * 16) * 4;
+      const uint32_t target = ring + ((2 * quad + odd) * kPartPitch + half * 256 + columns * 128 + group * 16) * 4;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         store_shared(target + i * 16, o[columns][2 * i][odd] * unit, o[columns][2 * i][2 + odd] * unit,
                      o[columns][2 * i + 1][odd] * unit, o[columns][2 * i + 1][2 + odd] * unit);
     }
   }
-  if (group == 0) {
-    sums[warp][2 * quad] = {max_even, sum_even};
-    sums[warp][2 * quad + 1] = {max_odd, sum_odd};
+  if (half == 0 && group == 0) {
+    sums[team][2 * quad] = {max_even, sum_even};
+    sums[team][2 * quad + 1] = {max_odd, sum_odd};
   }
   __syncthreads();
 
-  // The block's part replaces that of its first warp. A thread takes four columns of every head.
+  // The block's part replaces that of its first pair. A thread takes four columns of every other head.
   const uint32_t parts = smem_address(smem);
+  const int column = threadIdx.x % 128 * 4;
 #pragma unroll
-  for (int head = 0; head < kHeads; ++head) {
-    float most = -infinity(), weights[kWarps], total = 0.0f;
+  for (int head = threadIdx.x / 128; head < kHeads; head += 2) {
+    float most = -infinity(), total = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) most = fmaxf(most, sums[i][head].x);
+    for (int i = 0; i < kTeams; ++i) most = fmaxf(most, sums[i][head].x);
     float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) {
-      weights[i] = sums[i][head].x > -infinity() ? exp2_fast(sums[i][head].x - most) : 0.0f;
-      total = fmaf(weights[i], sums[i][head].y, total);
-      const uint32_t own = parts + i * STAGES * kStageBytes + (head * kPartPitch + threadIdx.x * 4) * 4;
+    for (int i = 0; i < kTeams; ++i) {
+      const float weight = sums[i][head].x > -infinity() ? exp2_fast(sums[i][head].x - most) : 0.0f;
+      total = fmaf(weight, sums[i][head].y, total);
+      const uint32_t own = parts + i * STAGES * kStageBytes + (head * kPartPitch + column) * 4;
       const uint4 bits = load_shared(own);
-      v[0] = fmaf(weights[i], __uint_as_float(bits.x), v[0]);
-      v[1] = fmaf(weights[i], __uint_as_float(bits.y), v[1]);
-      v[2] = fmaf(weights[i], __uint_as_float(bits.z), v[2]);
-      v[3] = fmaf(weights[i], __uint_as_float(bits.w), v[3]);
+      v[0] = fmaf(weight, __uint_as_float(bits.x), v[0]);
+      v[1] = fmaf(weight, __uint_as_float(bits.y), v[1]);
+      v[2] = fmaf(weight, __uint_as_float(bits.z), v[2]);
+      v[3] = fmaf(weight, __uint_as_float(bits.w), v[3]);
     }
-    store_shared(parts + (head * kPartPitch + threadIdx.x * 4) * 4, v[0], v[1], v[2], v[3]);
-    if (threadIdx.x == 0) block_sums[head] = {most, total};
+    store_shared(parts + (head * kPartPitch + column) * 4, v[0], v[1], v[2], v[3]);
+    if (threadIdx.x % 128 == 0) block_sums[head] = {most, total};
   }
   cluster_barrier();
 
   // Each block of the cluster joins its share of the columns of all heads.
-  for (int i = split * 128 + threadIdx.x; i < kHeads * 128; i += CLUSTER * 128) {
-    const int head = i / 128, column = i % 128 * 4;
+  for (int i = split * kThreads + threadIdx.x; i < kHeads * 128; i += CLUSTER * kThreads) {
+    const int head = i / 128;
     if (head >= num_heads) break;
     float2 stats[CLUSTER];
     float most = -infinity(), total = 0.0f;
