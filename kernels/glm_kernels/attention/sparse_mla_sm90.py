@@ -89,6 +89,7 @@ def sparse_mla_sm90(
             *(tokens_per_list * num_heads, num_heads, list_length, rows),
             softmax_scale * math.log2(math.e),
         ],
+        early=True,
     )
     if num_splits > 1:
         _kernel("combine_splits_kernel", packed, index).launch(

@@ -292,6 +292,8 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ out,
                             int batch_size, int max_num_blocks, int out_stride) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{1, max_num_blocks},
               [&](int row, int, int position, int, float score, bool valid) {
@@ -310,6 +312,7 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const int* __restrict__ block_table, float* __restrict__ sample,
                             int batch_size, int max_num_blocks, int sample_stride, int step) {
   let_next_kernel_start();
+  wait_for_previous_kernel();
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{step, sample_stride / 64},
               [&](int row, int token, int, int index, float score, bool valid) {
@@ -328,28 +331,30 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             uint64_t* __restrict__ candidates, int batch_size, int max_num_blocks,
                             int capacity) {
   let_next_kernel_start();
+  wait_for_previous_kernel();
   constexpr int kQueue = NEXT_N * kStaged;
   constexpr int kTokenShift = 28;  // positions stay below it
   const int lane = threadIdx.x % 32;
   const uint32_t below = (1u << lane) - 1;
-  uint64_t* queue = smem_layout().staged + threadIdx.x / 32 * kQueue;
+  uint2* queue = reinterpret_cast<uint2*>(smem_layout().staged) + threadIdx.x / 32 * kQueue;
   __shared__ float least[NEXT_N];
-  // Keys wait in the warp's own shared memory, their token above their position: a few global atomics
-  // then serve many keys, and the scoring loop has none.
+  // Scores wait in the warp's own shared memory, with their position and their token above it: a few global
+  // atomics then serve many, and the scoring loop has none and no branch.
   int waiting = 0;
   auto flush = [&](int request) {
     __syncwarp();
     for (int first = 0; first < waiting; first += 32) {
       const bool mine = first + lane < waiting;
-      const uint64_t key = mine ? queue[first + lane] : 0;
-      const int token = mine ? static_cast<int>(key >> kTokenShift & 7) : 8;
+      const uint2 entry = mine ? queue[first + lane] : uint2{0, 0};
+      const int token = mine ? static_cast<int>(entry.y >> kTokenShift) : 8;
       const uint32_t same = __match_any_sync(0xFFFFFFFF, token);
       const int leader = __ffs(same) - 1, row = request * NEXT_N + token;
       int at = 0;
       if (mine && lane == leader) at = atomicAdd(counts + row, __popc(same));
       at = __shfl_sync(0xFFFFFFFF, at, leader) + __popc(same & below);
       if (mine && at < capacity)
-        candidates[static_cast<int64_t>(row) * capacity + at] = key & ~(7ull << kTokenShift);
+        candidates[static_cast<int64_t>(row) * capacity + at] =
+            selection_key(__uint_as_float(entry.x), entry.y & ((1u << kTokenShift) - 1));
     }
     waiting = 0;
     __syncwarp();
@@ -360,14 +365,14 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
       [&](int, int token, int position, int, float score, bool valid) {
         const bool passes = valid && score >= least[token < 0 ? 0 : token];
         const uint32_t passed = __ballot_sync(0xFFFFFFFF, passes);
-        if (passed == 0) return;
-        if (passes)
-          queue[waiting + __popc(passed & below)] =
-              selection_key(score, position | static_cast<uint32_t>(token) << kTokenShift);
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.shared.v2.b32 [%0], {%1, %2};\n}\n" ::"r"(
+                         smem_address(queue + waiting + __popc(passed & below))),
+                     "r"(__float_as_uint(score)), "r"(position | static_cast<uint32_t>(token) << kTokenShift),
+                     "r"(static_cast<int>(passes))
+                     : "memory");
         waiting += __popc(passed);
       },
       [&](int request) {
-        wait_for_previous_kernel();
         // Above the lowest finite score, a score is above -inf and no NaN.
         if (threadIdx.x < NEXT_N)
           least[threadIdx.x] = fmaxf(thresholds[request * NEXT_N + threadIdx.x], -3.402823466e38f);
@@ -377,8 +382,6 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
         if (waiting > kQueue - 16 * NEXT_N) flush(request);
       },
       flush);
-  // For blocks without a share: the next kernel relies on this one for the end of the one before.
-  wait_for_previous_kernel();
 }
 
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request
@@ -393,10 +396,10 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   __shared__ uint64_t prefix[NEXT_N];
   __shared__ uint32_t rank[NEXT_N];
   __shared__ uint32_t digit, before, valid_total[NEXT_N], kept[NEXT_N];
-  const int request = blockIdx.x, length = cache_seqlens[request];
-  const int pages = length <= 0 ? 0 : (length + 63) >> 6;
   let_next_kernel_start();
   wait_for_previous_kernel();
+  const int request = blockIdx.x, length = cache_seqlens[request];
+  const int pages = length <= 0 ? 0 : (length + 63) >> 6;
 
   uint32_t broken = 0;
   for (int token = 0; token < NEXT_N; ++token) {

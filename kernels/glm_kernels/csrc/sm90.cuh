@@ -28,7 +28,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 
-// A kernel launched early runs beside the end of the one before it, up to the wait.
+// A kernel launched early may run beside the one before it up to the wait, and beside several where those let
+// it: every block of a kernel that lets the next one start waits too, before it touches global memory.
 __device__ __forceinline__ void let_next_kernel_start() {
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 }

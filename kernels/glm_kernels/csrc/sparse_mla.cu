@@ -63,54 +63,17 @@ __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
 }
 
 #if PACKED
-// fp16 of codes times scale, rounded once: the scale comes in two parts.
-__device__ __forceinline__ uint32_t scaled_codes(uint32_t two_codes, uint32_t high, uint32_t low) {
-  uint32_t codes, rest, product;
+// fp16 of two codes times the scale, which comes twice.
+__device__ __forceinline__ uint32_t scaled_codes(uint32_t two_codes, uint32_t scale) {
+  uint32_t codes, product;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(codes) : "h"(static_cast<uint16_t>(two_codes)));
-  asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(rest) : "r"(codes), "r"(low));
-  asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(product) : "r"(codes), "r"(high), "r"(rest));
+  asm("mul.rn.f16x2 %0, %1, %2;\n" : "=r"(product) : "r"(codes), "r"(scale));
   return product;
 }
 
-__device__ __forceinline__ uint4 scaled_codes(uint32_t first, uint32_t second, uint32_t high,
-                                              uint32_t low) {
-  return {scaled_codes(first & 0xFFFF, high, low), scaled_codes(first >> 16, high, low),
-          scaled_codes(second & 0xFFFF, high, low), scaled_codes(second >> 16, high, low)};
-}
-
-// Eight packed rows on their way through a warp's registers.
-struct Rows {
-  uint4 codes[8];
-  uint4 rope[2];  // rows lane / 8 and 4 + lane / 8, chunk lane % 8
-  float scale;    // of row lane / 4, group lane % 4
-};
-
-// slot is the lane's row of the warp's 16 (lanes 0..15), -1 for none; first is 0 or 8.
-__device__ __forceinline__ void load_rows(Rows& rows, const uint8_t* cache, int slot, int first) {
-  const int lane = threadIdx.x % 32;
-  auto row_of = [&](int i) { return __shfl_sync(0xFFFFFFFF, slot, first + i); };
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int s = row_of(i);
-    rows.codes[i] = load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + lane * 16, s >= 0);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int s = row_of(4 * i + lane / 8);
-    rows.rope[i] =
-        load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 528 + lane % 8 * 16, s >= 0);
-  }
-  const int s = row_of(lane / 4);
-  rows.scale = 0.0f;
-  if (s >= 0)
-    rows.scale = __ldg(reinterpret_cast<const float*>(cache + static_cast<int64_t>(s) * kRowBytes + 512) +
-                       lane % 4);
-}
-
-__device__ __forceinline__ float half_to_float(uint32_t bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));
-  return value;
+__device__ __forceinline__ uint4 scaled_codes(uint32_t first, uint32_t second, uint32_t scale) {
+  return {scaled_codes(first, scale), scaled_codes(first >> 16, scale), scaled_codes(second, scale),
+          scaled_codes(second >> 16, scale)};
 }
 
 __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
@@ -119,42 +82,101 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                : "memory");
 }
 
-// first is a multiple of 8, so that row i of the eight has swizzle i.
-__device__ __forceinline__ void store_rows(const Rows& rows, uint32_t tile, int first) {
+// Sixteen packed rows on their way through a warp's registers. Codes go by pairs of rows: lanes 4..7 of eight
+// hold the odd row, whose swizzle puts it into the banks that the even row leaves free.
+struct Rows {
+  uint4 codes[8][2];  // pieces lane_piece() and 16 more, of 16 codes
+  uint4 rope[4];      // row 4 i + lane / 8, chunk lane % 8
+  float scale[2];     // row 8 i + lane / 4, group lane % 4
+};
+
+__device__ __forceinline__ int lane_odd() { return threadIdx.x >> 2 & 1; }
+__device__ __forceinline__ int lane_piece() { return (threadIdx.x & 3) | (threadIdx.x % 32 >> 3) << 2; }
+
+// slot is the lane's row of the warp's 16 (lanes 0..15), -1 for none.
+__device__ __forceinline__ void load_pair(Rows& rows, int pair, const uint8_t* cache, int slot) {
+  const int s = __shfl_sync(0xFFFFFFFF, slot, 2 * pair + lane_odd());
+  const uint8_t* row = cache + static_cast<int64_t>(s) * kRowBytes + lane_piece() * 16;
+  rows.codes[pair][0] = load_streaming(row, s >= 0);
+  rows.codes[pair][1] = load_streaming(row + 256, s >= 0);
+}
+
+__device__ __forceinline__ void load_rest(Rows& rows, const uint8_t* cache, int slot) {
   const int lane = threadIdx.x % 32;
-  // Half of the lanes store their second chunk first: together they cover all banks.
-  const int turn = lane >> 2 & 1;
-  uint32_t chunk = ((2 * lane + turn) % 8) * 16;
-  // Opaque, or the compiler keeps sixteen addresses a row in registers and spills the rows instead.
-  asm volatile("" : "+r"(chunk));
-  const uint32_t base = tile + lane / 4 * kBlockBytes + first * 128;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float scale = __shfl_sync(0xFFFFFFFF, rows.scale, i * 4 + lane / 8);
-    const uint32_t high = pack_half(scale, scale);
-    const float rest = scale - half_to_float(high & 0xFFFF);
-    const uint32_t low = pack_half(rest, rest);
-    const uint4 even = scaled_codes(rows.codes[i].x, rows.codes[i].y, high, low);
-    const uint4 odd = scaled_codes(rows.codes[i].z, rows.codes[i].w, high, low);
-    store_shared(base + i * 128 + (chunk ^ (i * 16)), turn ? odd : even);
-    store_shared(base + i * 128 + (chunk ^ (i * 16) ^ 16), turn ? even : odd);
+  for (int i = 0; i < 2; ++i) {
+    const int s = __shfl_sync(0xFFFFFFFF, slot, 8 * i + lane / 4);
+    rows.scale[i] = 0.0f;
+    if (s >= 0)
+      rows.scale[i] =
+          __ldg(reinterpret_cast<const float*>(cache + static_cast<int64_t>(s) * kRowBytes + 512) + lane % 4);
   }
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
+  for (int i = 0; i < 4; ++i) {
+    const int s = __shfl_sync(0xFFFFFFFF, slot, 4 * i + lane / 8);
+    rows.rope[i] =
+        load_streaming(cache + static_cast<int64_t>(s) * kRowBytes + 528 + lane % 8 * 16, s >= 0);
+  }
+}
+
+// target: the lane's place in the tile for the warp's first pair; chunk: its swizzled 16 bytes there.
+__device__ __forceinline__ void store_pair(const Rows& rows, int pair, const float (&scales)[2], uint32_t target,
+                                           uint32_t chunk) {
+  const int from = (2 * pair % 8 + lane_odd()) * 4 + lane_piece() / 8;
+  const uint32_t at = target + pair * 256 + (chunk ^ (2 * pair % 8 * 16));
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float scale = __shfl_sync(0xFFFFFFFF, scales[pair / 4], from + 2 * i);
+    const uint32_t twice = pack_half(scale, scale);
+    const uint4 codes = rows.codes[pair][i];
+    store_shared(at + i * 4 * kBlockBytes, scaled_codes(codes.x, codes.y, twice));
+    store_shared((at ^ 16) + i * 4 * kBlockBytes, scaled_codes(codes.z, codes.w, twice));
+  }
+}
+
+// Stores a tile's rows and loads the next tile's into the registers that become free.
+__device__ __forceinline__ void exchange_rows(Rows& rows, uint32_t tile, int first, const uint8_t* cache,
+                                              int next_slot) {
+  const int lane = threadIdx.x % 32, odd = lane_odd(), piece = lane_piece();
+  const uint32_t target = tile + piece / 4 * kBlockBytes + (first + odd) * 128;
+  uint32_t chunk = (2 * piece % 8 ^ odd) * 16;
+  // Opaque, or the compiler keeps an address for every store in registers and spills the rows instead.
+  asm volatile("" : "+r"(chunk));
+  const float scales[2] = {rows.scale[0], rows.scale[1]};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
     store_shared(tile + tile_offset(first + 4 * i + lane / 8, 64 + lane % 8), to_operand(rows.rope[i]));
+  load_rest(rows, cache, next_slot);
+#pragma unroll
+  for (int pair = 0; pair < 8; ++pair) {
+    store_pair(rows, pair, scales, target, chunk);
+    load_pair(rows, pair, cache, next_slot);
+  }
 }
 #else
-// One warp starts the copy of its 16 rows of a tile, zeros for slot -1.
+// One warp starts the copy of its 16 rows of a tile, zeros for slot -1. A lane copies two chunks of each row, and
+// one of the rotary chunks of every fourth.
+__device__ __forceinline__ void copy_chunk(uint32_t target, const uint8_t* cache, int slot, int chunk) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(target),
+               "l"(cache + static_cast<int64_t>(slot < 0 ? 0 : slot) * kRowBytes + chunk * 16),
+               "r"(slot < 0 ? 0 : 16)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_rows(uint32_t tile, const uint8_t* cache, int slot, int first) {
   const int lane = threadIdx.x % 32;
-#pragma unroll 4
-  for (int i = 0; i < 36; ++i) {
-    const int at = i * 32 + lane, row = at / 72, chunk = at % 72;
+  const uint32_t target = tile + lane / 8 * kBlockBytes + first * 128;
+#pragma unroll
+  for (int row = 0; row < 16; ++row) {
     const int s = __shfl_sync(0xFFFFFFFF, slot, row);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(tile + tile_offset(first + row, chunk)),
-                 "l"(cache + static_cast<int64_t>(s < 0 ? 0 : s) * kRowBytes + chunk * 16),
-                 "r"(s < 0 ? 0 : 16)
-                 : "memory");
+    const uint32_t at = target + row * 128 + ((lane % 8 ^ (row & 7)) * 16);
+    copy_chunk(at, cache, s, lane);
+    copy_chunk(at + 4 * kBlockBytes, cache, s, lane + 32);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int s = __shfl_sync(0xFFFFFFFF, slot, 4 * i + lane / 8);
+    copy_chunk(tile + tile_offset(first + 4 * i + lane / 8, 64 + lane % 8), cache, s, 64 + lane % 8);
   }
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
@@ -215,20 +237,18 @@ __device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_
 #if PACKED
   prefetch(next_slot);
   // The next tile's rows are loaded as this tile's leave the registers.
-  Rows low, high;
-  load_rows(low, p.cache, slot, 0);
-  load_rows(high, p.cache, slot, 8);
+  Rows rows;
+  load_rest(rows, p.cache, slot);
+#pragma unroll
+  for (int pair = 0; pair < 8; ++pair) load_pair(rows, pair, p.cache, slot);
   for (int tile = 2 * p.begin; tile < tile_end; ++tile) {
     const uint32_t target = tiles + tile % 2 * kTileBytes;
     enter(tile, slot, tile / 2 - p.begin);
     const int later_slot = slot_at(tile + 2);
-    store_rows(low, target, first);
-    load_rows(low, p.cache, next_slot, 0);
-    store_rows(high, target, first + 8);
+    exchange_rows(rows, target, first, p.cache, next_slot);
     fence_async_proxy();
     mbarrier_arrive(smem_address(&shared.full[tile % 2]));
     prefetch(later_slot);
-    load_rows(high, p.cache, next_slot, 8);
     slot = next_slot;
     next_slot = later_slot;
   }
@@ -379,21 +399,32 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint8_t
   const float inverse[2] = {sum_low > 0.0f ? 1.0f / sum_low : 0.0f, sum_high > 0.0f ? 1.0f / sum_high : 0.0f};
   const float log_sum[2] = {sum_low > 0.0f ? (max_low + log2f(sum_low) - kShift) * kLn2 : -infinity(),
                             sum_high > 0.0f ? (max_high + log2f(sum_high) - kShift) * kLn2 : -infinity()};
+  if (kHalf == 0 && quad == 0) {
+    if (row < p.rows) p.lse[p.first_row + row] = log_sum[0];
+    if (row + 8 < p.rows) p.lse[p.first_row + row + 8] = log_sum[1];
+  }
+  // Through the warp's own rows of a tile, which nothing reads any more, so that whole rows are written. Parts of
+  // a split are kept in the operand type; fp16 loses less of them than bf16 would.
+  constexpr int kPitch = 512 + 16;
+  uint8_t* staged = smem_k + kHalf * kTileBytes;
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
-    const int own = row + 8 * upper;
-    if (own >= p.rows) continue;
-    const int64_t target = p.first_row + own;
-    if (kHalf == 0 && quad == 0) p.lse[target] = log_sum[upper];
-    uint32_t* values = reinterpret_cast<uint32_t*>(p.out + target * 1024) + kHalf * 128;
+    uint8_t* values = staged + (row + 8 * upper) * kPitch + quad * 4;
 #pragma unroll
     for (int j = 0; j < 32; ++j) {
       const float a = o[4 * j + 2 * upper] * inverse[upper];
       const float b = o[4 * j + 2 * upper + 1] * inverse[upper];
-      // Parts of a split are kept in the operand type; fp16 loses less of them than bf16 would.
-      values[j * 4 + quad] = p.whole ? pack_bf16(a, b) : pack_half(a, b);
+      *reinterpret_cast<uint32_t*>(values + j * 16) = p.whole ? pack_bf16(a, b) : pack_half(a, b);
     }
   }
+  __syncwarp();
+  const int first = row - lane / 4;
+  uint8_t* target = p.out + (p.first_row + first) * 1024 + kHalf * 512 + lane * 16;
+#pragma unroll 8
+  for (int i = 0; i < 16; ++i)
+    if (first + i < p.rows)
+      *reinterpret_cast<uint4*>(target + i * 1024) =
+          *reinterpret_cast<const uint4*>(staged + (first + i) * kPitch + lane * 16);
 }
 
 // grid (splits, groups). Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
@@ -408,6 +439,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   extern __shared__ __align__(1024) uint8_t smem[];
   __shared__ __align__(16) Shared shared;
   const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
+  wait_for_previous_kernel();
   const int used = counts ? counts[group] : list_stride;
   const int pairs = (used + 127) / 128;
   const int64_t list_at = static_cast<int64_t>(group) * list_stride;

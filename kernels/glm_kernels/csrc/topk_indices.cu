@@ -62,9 +62,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                           int packed, int topk) {
   __shared__ uint32_t scratch[64];
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
-  const int row = blockIdx.x, length = rows.length(row);
   let_next_kernel_start();
   wait_for_previous_kernel();
+  const int row = blockIdx.x, length = rows.length(row);
   if (threadIdx.x == 0) counts[row] = 0;
   const float everything = -__int_as_float(0x7F800000);
   if (length <= CAPACITY) {
@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ uint64_t gathered[kRoom];
   __shared__ int found, target;
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
-  const int row = blockIdx.y, length = rows.length(row);
   let_next_kernel_start();
   wait_for_previous_kernel();
+  const int row = blockIdx.y, length = rows.length(row);
   if (length <= 0) return;
   if (threadIdx.x == 0) found = 0;
   __syncthreads();
@@ -195,8 +195,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(16) uint64_t keys[];
   uint32_t* counters = reinterpret_cast<uint32_t*>(keys + CAPACITY);
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
-  const int row = blockIdx.x, length = rows.length(row);
   wait_for_previous_kernel();
+  const int row = blockIdx.x, length = rows.length(row);
   int count = length <= 0 ? 0 : counts[row];
   const int request = row_to_batch ? row_to_batch[row] : row / rows_per_request;
   auto emit = [&](int rank, uint64_t key) {

@@ -119,4 +119,5 @@ def paged_mqa_logits_sm90(
             *(q, index_cache, weights, cache_seqlens, block_table, out),
             *(batch_size, block_table.shape[1], out.stride(0)),
         ],
+        early=True,
     )

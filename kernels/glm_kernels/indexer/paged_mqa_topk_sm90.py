@@ -89,14 +89,13 @@ def _select_in_one_pass(
     sample_width = -(-max_num_blocks // step) * 64
     sample = torch.empty(rows, sample_width, device=device)
     # Contexts within the capacity keep every score: they need no threshold.
-    sampled = max_num_blocks * 64 > CAPACITY
-    if sampled:
+    if max_num_blocks * 64 > CAPACITY:
         kernel, blocks = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
         sizes = (batch_size, max_num_blocks, sample_width, step)
-        kernel.launch((blocks, 1, 1), 128, [*inputs, sample, *sizes])
+        kernel.launch((blocks, 1, 1), 128, [*inputs, sample, *sizes], early=True)
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
-        (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk], sampled
+        (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk], True
     )
     kept = (thresholds, counts, candidates)
     kernel, blocks = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
