@@ -25,9 +25,9 @@ SOURCES = [
     ("paged_mqa_logits", (*SCORING, ("MIN_BLOCKS", 4)), scoring_prelude(192)),
     ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
-    ("sparse_mla", (("PACKED", 1), ("PREFETCH", 1)), HALF),
-    ("sparse_mla", (("PACKED", 0), ("PREFETCH", 1)), HALF.replace("f16.f16", "bf16.bf16")),
-    ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2), ("BULK", 1)), ""),
+    ("sparse_mla", (("PACKED", 1),), HALF),
+    ("sparse_mla", (("PACKED", 0),), HALF.replace("f16.f16", "bf16.bf16")),
+    ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2)), ""),
     ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),
 ]
 

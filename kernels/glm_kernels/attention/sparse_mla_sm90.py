@@ -34,7 +34,7 @@ def _kernel(function: str, packed: bool, device_index: int) -> Kernel:
     prelude = _wgmma.wgmma_half(64, dtype, b_transposed=False)
     prelude += _wgmma.wgmma_half(256, dtype, b_transposed=True)
     shared_bytes = _SHARED_BYTES if function == "sparse_mla_kernel" else 0
-    defines = (("PACKED", int(packed)), ("PREFETCH", 1))
+    defines = (("PACKED", int(packed)),)
     return load_kernel("sparse_mla", function, shared_bytes, defines, prelude, device_index)
 
 

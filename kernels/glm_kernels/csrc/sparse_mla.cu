@@ -8,7 +8,7 @@
 // A tile has a fixed place, so every descriptor is a constant; its probabilities overwrite its rotary
 // columns, which nothing reads after the scores.
 //
-// Defines: PACKED (656-byte rows, else bf16), PREFETCH (0 or 1).
+// Defines: PACKED (656-byte rows, else bf16).
 
 constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
 constexpr int kTileBytes = 9 * kBlockBytes;  // 576 columns
@@ -194,7 +194,7 @@ struct Problem {
   const uint8_t* member;  // of the group, or null
   uint8_t* out;
   float* lse;
-  int rows, num_heads, used, total_rows;
+  int rows, num_heads, used;
   int64_t first_row;  // of the group, in the part that this split writes
   int begin, end;     // pairs of tiles
   bool whole;         // the only split
@@ -207,23 +207,45 @@ struct Shared {
   uint64_t full[kStages], empty[kStages];
 };
 
+struct Entry {  // of a list
+  int slot;
+  uint32_t flags;
+};
+
+__device__ __forceinline__ int load_early(const int* pointer) {
+  int value;
+  asm volatile("ld.global.nc.s32 %0, [%1];\n" : "=r"(value) : "l"(pointer));
+  return value;
+}
+__device__ __forceinline__ uint32_t load_early(const uint8_t* pointer) {
+  uint32_t value;
+  asm volatile("ld.global.nc.u8 %0, [%1];\n" : "=r"(value) : "l"(pointer));
+  return value;
+}
+
 __device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_t tiles) {
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
   const int tile_end = 2 * p.end;
-  auto slot_at = [&](int tile) {
+  // Read two tiles ahead, and not where the compiler would rather: its latency is a good part of a tile's time.
+  auto entry_at = [&](int tile) {
+    Entry entry{-1, 0xFF};
     const int at = tile * 64 + first + lane % 16;
-    return tile < tile_end && at < p.used ? p.list[at] : -1;
+    if (tile >= tile_end || at >= p.used) return entry;
+    entry.slot = load_early(p.list + at);
+    if (p.member) entry.flags = load_early(p.member + at);
+    return entry;
   };
-  // Frees the place of the tile and writes who selected its rows.
-  auto enter = [&](int tile, int slot, int round) {
-    const int at = tile * 64 + first + lane % 16, stage = tile % 2;
-    const uint8_t flags = slot < 0 ? 0 : p.member ? p.member[at] : 0xFF;
+  // Waits until the place of the tile is free and writes who selected its rows.
+  auto enter = [&](int tile, Entry entry, int round) {
+    const int stage = tile % 2;
     mbarrier_wait(smem_address(&shared.empty[stage]), (round & 1) ^ 1);
-    if (lane < 16) shared.selected[stage][first + lane] = flags;
+    if (lane < 16) shared.selected[stage][first + lane] = entry.slot < 0 ? 0 : entry.flags;
   };
-  // Brings a later tile's rows into the L2 cache: registers and shared memory have no room for them yet.
+  Entry entry = entry_at(2 * p.begin), next = entry_at(2 * p.begin + 1);
+#if PACKED
+  // Brings a later tile's rows into the L2 cache: registers have no room for them yet. (Rows of
+  // bf16 are bound by the L2 cache itself, and lose by it.)
   auto prefetch = [&](int slot) {
-#if PREFETCH
     if (slot < 0) return;
     const uint8_t* row = p.cache + static_cast<int64_t>(slot) * kRowBytes;
 #pragma unroll
@@ -231,38 +253,32 @@ __device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_
       const int at = (2 * i + lane / 16) * 128;
       if (at < kRowBytes) asm volatile("prefetch.global.L2 [%0];\n" ::"l"(row + at) : "memory");
     }
-#endif
   };
-  int slot = slot_at(2 * p.begin), next_slot = slot_at(2 * p.begin + 1);
-#if PACKED
-  prefetch(next_slot);
   // The next tile's rows are loaded as this tile's leave the registers.
+  prefetch(next.slot);
   Rows rows;
-  load_rest(rows, p.cache, slot);
+  load_rest(rows, p.cache, entry.slot);
 #pragma unroll
-  for (int pair = 0; pair < 8; ++pair) load_pair(rows, pair, p.cache, slot);
+  for (int pair = 0; pair < 8; ++pair) load_pair(rows, pair, p.cache, entry.slot);
   for (int tile = 2 * p.begin; tile < tile_end; ++tile) {
-    const uint32_t target = tiles + tile % 2 * kTileBytes;
-    enter(tile, slot, tile / 2 - p.begin);
-    const int later_slot = slot_at(tile + 2);
-    exchange_rows(rows, target, first, p.cache, next_slot);
+    const Entry later = entry_at(tile + 2);
+    enter(tile, entry, tile / 2 - p.begin);
+    exchange_rows(rows, tiles + tile % 2 * kTileBytes, first, p.cache, next.slot);
     fence_async_proxy();
     mbarrier_arrive(smem_address(&shared.full[tile % 2]));
-    prefetch(later_slot);
-    slot = next_slot;
-    next_slot = later_slot;
+    prefetch(later.slot);
+    entry = next;
+    next = later;
   }
 #else
   for (int pair = p.begin; pair < p.end; ++pair) {
     // Both copies are on their way before the first is waited for.
-    enter(2 * pair, slot, pair - p.begin);
-    copy_rows(tiles, p.cache, slot, first);
-    enter(2 * pair + 1, next_slot, pair - p.begin);
-    copy_rows(tiles + kTileBytes, p.cache, next_slot, first);
-    slot = slot_at(2 * pair + 2);
-    next_slot = slot_at(2 * pair + 3);
-    prefetch(slot);
-    prefetch(next_slot);
+    enter(2 * pair, entry, pair - p.begin);
+    copy_rows(tiles, p.cache, entry.slot, first);
+    enter(2 * pair + 1, next, pair - p.begin);
+    copy_rows(tiles + kTileBytes, p.cache, next.slot, first);
+    entry = entry_at(2 * pair + 2);
+    next = entry_at(2 * pair + 3);
     copies_wait<1>();
     fence_async_proxy();
     mbarrier_arrive(smem_address(&shared.full[0]));
@@ -453,7 +469,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                   rows_per_group,
                   num_heads,
                   used,
-                  total_rows,
                   static_cast<int64_t>(split) * total_rows + row_at,
                   pairs * split / splits,
                   pairs * (split + 1) / splits,

@@ -140,14 +140,15 @@ __device__ __forceinline__ void team_barrier(int team) {
   asm volatile("bar.sync %0, 64;\n" ::"r"(team + 1) : "memory");
 }
 
-// One warp starts the copies of a stage: a lane expects their bytes, sixteen lanes copy a row each.
-__device__ __forceinline__ void start_rows(uint32_t stage, uint32_t barrier, const uint8_t* cache, int slot) {
+// Starts the copies of a stage: each warp of the pair expects and copies half of its rows.
+__device__ __forceinline__ void start_rows(uint32_t stage, uint32_t barrier, const uint8_t* cache, int slot,
+                                           int half) {
   const int lane = threadIdx.x % 32;
   if (lane == 0)
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "n"(kStageBytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "n"(kStageBytes / 2)
                  : "memory");
   __syncwarp();
-  if (lane < kKeys) {
+  if (lane / 8 == half) {
     const uint8_t* row = slot < 0 ? reinterpret_cast<const uint8_t*>(kNoRow)
                                   : cache + static_cast<int64_t>(slot) * kRowBytes;
     asm volatile(
@@ -190,10 +191,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   };
   const int first = split * kTeams + team;
   if (half == 0 && lane == 0) {
-    for (int i = 0; i < STAGES; ++i) mbarrier_init(barrier + 8 * i, 1);
+    for (int i = 0; i < STAGES; ++i) mbarrier_init(barrier + 8 * i, 2);
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
-  __syncwarp();
+  team_barrier(team);
   wait_for_previous_kernel();
   uint32_t present[STAGES];  // which rows of a stage are real
 #pragma unroll
@@ -202,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     if (first + i * step < tiles) {
       const int slot = slot_at(first + i * step);
       present[i] = __ballot_sync(0xFFFFFFFF, slot >= 0);
-      if (half == 0) start_rows(ring + i * kStageBytes, barrier + 8 * i, cache, slot);
+      start_rows(ring + i * kStageBytes, barrier + 8 * i, cache, slot, half);
     }
   }
 
@@ -362,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       const uint32_t found = __ballot_sync(0xFFFFFFFF, next_slot >= 0);
 #pragma unroll
       for (int i = 0; i < STAGES; ++i) present[i] = stage == i ? found : present[i];
-      if (half == 0) start_rows(base, barrier + 8 * stage, cache, next_slot);
+      start_rows(base, barrier + 8 * stage, cache, next_slot, half);
     }
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
