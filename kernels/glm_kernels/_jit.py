@@ -14,6 +14,7 @@ import os
 import pathlib
 import tempfile
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -117,6 +118,32 @@ def _cached_cubin(source: str) -> bytes:
     return cubin
 
 
+class _Attribute(ctypes.Structure):
+    """The driver's ``CUlaunchAttribute``; its value is a union of 64 bytes."""
+
+    _fields_: ClassVar = [
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int * 16),
+    ]
+
+
+class _Config(ctypes.Structure):
+    """The driver's ``CUlaunchConfig``."""
+
+    _fields_: ClassVar = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    ]
+
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A loaded kernel of one device's context."""
@@ -130,6 +157,7 @@ class Kernel:
         grid: tuple[int, int, int],
         threads: int,
         args: list[torch.Tensor | int | float | None],
+        early: bool = False,
     ) -> None:
         """Launch on torch's current stream.
 
@@ -138,6 +166,9 @@ class Kernel:
             threads: threads a block.
             args: tensors and None pass as pointers, int as int32, float as fp32. Wider integers are
                 not needed: offsets are formed on the device.
+            early: the kernel may start once every block of the one before it has called
+                ``let_next_kernel_start``. It must call ``wait_for_previous_kernel`` before it reads
+                or writes anything that another kernel touches.
 
         Raises:
             RuntimeError: when the driver refuses the launch.
@@ -155,10 +186,18 @@ class Kernel:
         packed = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
         with torch.cuda.device(self.device_index):
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            status = _driver().cuLaunchKernel(
-                self.handle, *grid, threads, 1, 1, self.shared_bytes, stream, packed, None
+            attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION)
+            attribute.value[0] = 1
+            config = _Config(
+                grid,
+                (threads, 1, 1),
+                self.shared_bytes,
+                stream,
+                ctypes.pointer(attribute),
+                int(early),
             )
-        _check_driver("cuLaunchKernel", status)
+            status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, packed, None)
+        _check_driver("cuLaunchKernelEx", status)
 
 
 @functools.cache

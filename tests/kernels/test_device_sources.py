@@ -10,8 +10,10 @@ import pytest
 from glm_kernels import _arch, _jit, _wgmma
 
 SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
+SCORING = (*SCORING, ("SATURATED", 1))
 PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
-HALF = _wgmma.wgmma_half(32, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
+PAIRED = (*PAIRED, ("SATURATED", 1))
+HALF = _wgmma.wgmma_half(64, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
 
 
 def scoring_prelude(columns: int) -> str:
@@ -25,6 +27,7 @@ SOURCES = [
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
     ("sparse_mla", (("PACKED", 1),), HALF),
     ("sparse_mla", (("PACKED", 0),), HALF.replace("f16.f16", "bf16.bf16")),
+    ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2)), ""),
     ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),
 ]
 

@@ -1,9 +1,9 @@
 """How many pieces a list of selected rows is divided into."""
 
-TILE = 64
+TILE = 128  # two tiles of the matrix unit
 MAX_SPLITS = 32
 # Cost of starting a block (queries, first gather, write of its part), in tiles.
-BLOCK_OVERHEAD_TILES = 1.5
+BLOCK_OVERHEAD_TILES = 1.0
 
 
 def plan_splits(num_groups: int, list_length: int, num_sms: int) -> int:
@@ -15,7 +15,7 @@ def plan_splits(num_groups: int, list_length: int, num_sms: int) -> int:
         num_sms: multiprocessors.
 
     Returns:
-        Pieces a list, at least 1, at most 32 and its number of tiles of 64.
+        Pieces a list, at least 1, at most 32 and its number of tiles of 128.
     """
     tiles = max(1, -(-list_length // TILE))
 

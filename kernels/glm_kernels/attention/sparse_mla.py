@@ -4,6 +4,7 @@ import torch
 
 from glm_kernels import _arch
 from glm_kernels._checks import FLOAT_DTYPES, Dims
+from glm_kernels.attention import sparse_mla_few_heads_sm90 as few_heads
 from glm_kernels.attention.sparse_mla_sm90 import accepts, sparse_mla_sm90
 from glm_kernels.attention.sparse_mla_torch import sparse_mla_torch
 from glm_kernels.cache.layout import MLA_DIM
@@ -48,10 +49,9 @@ def sparse_mla(
     dims.check("q", q, ("num_tokens", "num_heads", MLA_DIM), FLOAT_DTYPES)
     check_kv_cache(dims, kv_cache)
     dims.check("slots", slots, ("num_tokens", "k"), (torch.int32,))
-    if (
-        _arch.use_device_code("sparse_mla", q)
-        and dims["num_tokens"] > 0
-        and accepts(q, kv_cache, slots)
-    ):
-        return sparse_mla_sm90(q, kv_cache, slots, softmax_scale)
+    if _arch.use_device_code("sparse_mla", q) and dims["num_tokens"] > 0:
+        if few_heads.accepts(q, kv_cache, slots):
+            return few_heads.sparse_mla_few_heads_sm90(q, kv_cache, slots, softmax_scale)
+        if accepts(q, kv_cache, slots):
+            return sparse_mla_sm90(q, kv_cache, slots, softmax_scale)
     return sparse_mla_torch(q, kv_cache, slots, softmax_scale)

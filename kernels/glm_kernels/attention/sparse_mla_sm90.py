@@ -14,7 +14,7 @@ from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
 
 # Rows of a tile: heads of one token, or of the tokens that share a list.
 MAX_ROWS = 64
-_SHARED_BYTES = 3 * 64 * 2 * MLA_DIM + 2 * 64 * 64  # queries, two tiles of keys, probabilities
+_SHARED_BYTES = 3 * 64 * 2 * MLA_DIM  # queries, two tiles of keys
 
 
 def accepts(q: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> bool:
@@ -31,7 +31,7 @@ def accepts(q: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> boo
 @functools.cache
 def _kernel(function: str, packed: bool, device_index: int) -> Kernel:
     dtype = "f16" if packed else "bf16"
-    prelude = _wgmma.wgmma_half(32, dtype, b_transposed=False)
+    prelude = _wgmma.wgmma_half(64, dtype, b_transposed=False)
     prelude += _wgmma.wgmma_half(256, dtype, b_transposed=True)
     shared_bytes = _SHARED_BYTES if function == "sparse_mla_kernel" else 0
     defines = (("PACKED", int(packed)),)
@@ -89,9 +89,10 @@ def sparse_mla_sm90(
             *(tokens_per_list * num_heads, num_heads, list_length, rows),
             softmax_scale * math.log2(math.e),
         ],
+        early=True,
     )
     if num_splits > 1:
         _kernel("combine_splits_kernel", packed, index).launch(
-            (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits]
+            (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits], early=True
         )
     return out, lse

@@ -11,7 +11,7 @@ from glm_kernels.attention.union_slots_ref import union_slots_ref
 
 MAX_TOKENS = 8
 _MAX_ENTRIES = 16384
-_BUCKET_BYTES = 4 * 8192
+_BUCKET_BYTES = 4 * (8192 + 512)  # of block_sort.cuh
 
 
 def union_slots(

@@ -6,6 +6,11 @@
 constexpr int kThreads = 512;
 constexpr int kBuckets = 8192;
 constexpr uint32_t kBucketLimit = 64;
+constexpr int kBucketsOfThread = kBuckets / kThreads;
+constexpr int kBucketWords = kBuckets + kThreads;  // of shared memory
+
+// Where a bucket's counter lies: a thread's stretch of them starts in a bank of its own.
+__device__ __forceinline__ uint32_t bucket_at(uint32_t bucket) { return bucket + bucket / kBucketsOfThread; }
 
 // Where a key falls between the smallest and the largest: evenly by score for 64-bit selection keys (a range
 // around zero would spend most buckets on tiny scores if divided by bits), by value for 32-bit keys.
@@ -79,58 +84,59 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t* scratch
   return value + below;
 }
 
-// Sorts count keys of source and calls emit(rank, key) for each; keys is scratch for as many. The all-ones
-// key is dropped; returns how many remain.
-template <typename Key, typename Emit>
+// Sorts count keys of source, at most kHeld a thread, and calls emit(rank, key) for each; keys is scratch for
+// as many, buckets for kBucketWords counters. The all-ones key is dropped; returns how many remain.
+template <int kHeld, typename Key, typename Emit>
 __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* keys, uint32_t* buckets,
                                            Emit emit) {
   __shared__ uint32_t scratch[32], smallest, largest;
   constexpr Key kNone = ~static_cast<Key>(0);
   if (threadIdx.x == 0) smallest = 0xFFFFFFFF, largest = 0;
-  for (int i = threadIdx.x; i < kBuckets; i += kThreads) buckets[i] = 0;
+  // The keys stay in registers for three passes.
+  Key held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    held[i] = at < count ? source[at] : kNone;
+  }
+  for (int i = threadIdx.x; i < kBucketWords; i += kThreads) buckets[i] = 0;
   __syncthreads();
   uint32_t low = 0xFFFFFFFF, high = 0;
-#pragma unroll 8
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    const Key key = source[i];
-    if (key == kNone) continue;
-    low = min(low, high_bits(key));
-    high = max(high, high_bits(key));
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (held[i] == kNone) continue;
+    low = min(low, high_bits(held[i]));
+    high = max(high, high_bits(held[i]));
   }
   low = __reduce_min_sync(0xFFFFFFFF, low);
   high = __reduce_max_sync(0xFFFFFFFF, high);
   if (threadIdx.x % 32 == 0) atomicMin(&smallest, low), atomicMax(&largest, high);
   __syncthreads();
   const Buckets<Key> bucket_of(smallest, largest);
-#pragma unroll 8
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    const Key key = source[i];
-    if (key != kNone) atomicAdd(buckets + bucket_of(high_bits(key)), 1u);
-  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (held[i] != kNone) atomicAdd(buckets + bucket_at(bucket_of(high_bits(held[i]))), 1u);
   __syncthreads();
-  constexpr int kOwn = kBuckets / kThreads;
+  uint32_t* stretch = buckets + bucket_at(threadIdx.x * kBucketsOfThread);
   uint32_t own = 0;
   bool crowded = false;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const uint32_t size = buckets[threadIdx.x * kOwn + i];
-    own += size;
-    crowded |= size > kBucketLimit;
+  for (int i = 0; i < kBucketsOfThread; ++i) {
+    own += stretch[i];
+    crowded |= stretch[i] > kBucketLimit;
   }
   uint32_t total;
   uint32_t start = block_scan(own, scratch, &total) - own;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    const uint32_t size = buckets[threadIdx.x * kOwn + i];
-    buckets[threadIdx.x * kOwn + i] = start;
+  for (int i = 0; i < kBucketsOfThread; ++i) {
+    const uint32_t size = stretch[i];
+    stretch[i] = start;
     start += size;
   }
   crowded = __syncthreads_or(crowded);
-#pragma unroll 8
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    const Key key = source[i];
-    if (key != kNone) keys[atomicAdd(buckets + bucket_of(high_bits(key)), 1u)] = key;
-  }
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (held[i] != kNone) keys[atomicAdd(buckets + bucket_at(bucket_of(high_bits(held[i]))), 1u)] = held[i];
   __syncthreads();
   if (crowded) {
     pad_and_sort(keys, total);
@@ -141,7 +147,7 @@ __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* ke
     const Key key = keys[i];
     const uint32_t bucket = bucket_of(high_bits(key));
     // The scatter left each bucket's end in its counter.
-    const uint32_t begin = bucket == 0 ? 0 : buckets[bucket - 1], end = buckets[bucket];
+    const uint32_t begin = bucket == 0 ? 0 : buckets[bucket_at(bucket - 1)], end = buckets[bucket_at(bucket)];
     uint32_t rank = begin;
     for (uint32_t j = begin; j < end; ++j) rank += keys[j] < key;
     emit(rank, key);

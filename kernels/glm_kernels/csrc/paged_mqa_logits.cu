@@ -4,16 +4,30 @@
 // request is a group of NUM_HEADS columns of N. The tokens form GROUPS groups: while one group's weighted
 // ReLU runs, the next group's products do. Several blocks share a multiprocessor.
 //
-// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS. The kernels differ in
+// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS, SATURATED (of each two
+// groups of eight heads, how many take their ReLU by saturation). The kernels differ in
 // what they do with a score: store it, store a sample, keep it above a threshold, or repair such a
 // selection.
 
 constexpr int kColumns = TOKENS * NUM_HEADS;  // of a group
 constexpr int kAccumulators = kColumns / 2;
 constexpr int kQuadHeads = NUM_HEADS / 4;  // whose columns one lane of a quad holds
-constexpr int kStaged = 24;  // keys that a warp holds back for a row: 16 of one page, and 8
+constexpr int kStaged = 24;  // keys a token that a warp holds back: 16 of one page, and 8
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
+
+// Two ways to a ReLU, because the units that compare and that multiply are different ones and each alone would
+// be the bottleneck. Products of e4m3 rows stay below 2^25, so that saturation to [0, 1] after an exact
+// scaling only removes the sign; the weights of those heads carry the inverse.
+constexpr float kSaturationScale = 33554432.0f;
+template <bool kSaturate>
+__device__ __forceinline__ float relu(float x) {
+  if constexpr (!kSaturate) return fmaxf(x, 0.0f);
+  float y;
+  asm("mul.sat.f32 %0, %1, %2;\n" : "=f"(y) : "f"(x), "f"(1.0f / kSaturationScale));
+  return y;
+}
+constexpr bool kSaturateEven = SATURATED > 1, kSaturateOdd = SATURATED > 0;
 
 struct Smem {
   uint8_t* keys;     // [STAGES][64][128], 128-byte swizzle
@@ -62,8 +76,10 @@ __device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q,
   for (int i = threadIdx.x; i < GROUPS * kColumns; i += 128) {
     // Head h is column h % 8 of its group of eight; lane q of a quad holds columns 2q and 2q + 1.
     const int head = i % NUM_HEADS, lane = head % 8 / 2;
+    const bool saturated = head / 8 % 2 == 0 ? kSaturateEven : kSaturateOdd;
+    const float weight = i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
     smem.weights[(i / NUM_HEADS * 4 + lane) * kQuadHeads + head / 8 * 2 + head % 2] =
-        i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
+        saturated ? weight * kSaturationScale : weight;
   }
 }
 
@@ -146,14 +162,14 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
 #pragma unroll
       for (int j = 0; j < kQuadHeads / 4; ++j) {
         const float* c = d + token * (NUM_HEADS / 2) + 8 * j;
-        low[0] = fmaf(fmaxf(c[0], 0.0f), w[j].x, low[0]);
-        low[1] = fmaf(fmaxf(c[1], 0.0f), w[j].y, low[1]);
-        high[0] = fmaf(fmaxf(c[2], 0.0f), w[j].x, high[0]);
-        high[1] = fmaf(fmaxf(c[3], 0.0f), w[j].y, high[1]);
-        low[0] = fmaf(fmaxf(c[4], 0.0f), w[j].z, low[0]);
-        low[1] = fmaf(fmaxf(c[5], 0.0f), w[j].w, low[1]);
-        high[0] = fmaf(fmaxf(c[6], 0.0f), w[j].z, high[0]);
-        high[1] = fmaf(fmaxf(c[7], 0.0f), w[j].w, high[1]);
+        low[0] = fmaf(relu<kSaturateEven>(c[0]), w[j].x, low[0]);
+        low[1] = fmaf(relu<kSaturateEven>(c[1]), w[j].y, low[1]);
+        high[0] = fmaf(relu<kSaturateEven>(c[2]), w[j].x, high[0]);
+        high[1] = fmaf(relu<kSaturateEven>(c[3]), w[j].y, high[1]);
+        low[0] = fmaf(relu<kSaturateOdd>(c[4]), w[j].z, low[0]);
+        low[1] = fmaf(relu<kSaturateOdd>(c[5]), w[j].w, low[1]);
+        high[0] = fmaf(relu<kSaturateOdd>(c[6]), w[j].z, high[0]);
+        high[1] = fmaf(relu<kSaturateOdd>(c[7]), w[j].w, high[1]);
       }
       const float of_low = low[0] + low[1], of_high = high[0] + high[1];
       const float given = quad & 1 ? of_low : of_high;
@@ -227,30 +243,47 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
                                             Visit visit, Enter enter = {},
                                             PageEnd page_end = {}, Leave leave = {}) {
   const Smem smem = smem_layout();
+  const int lane = threadIdx.x % 32;
+  // A lane a request: reading one length after the other would cost a small batch its whole time.
+  auto length_of = [&](int request) { return request < batch_size ? cache_seqlens[request] : 0; };
   int64_t total = 0;
-  for (int request = 0; request < batch_size; ++request) total += pages.of(cache_seqlens[request]);
+  for (int first = 0; first < batch_size; first += 32)
+    total += __reduce_add_sync(0xFFFFFFFF, static_cast<uint32_t>(pages.of(length_of(first + lane))));
   const int64_t begin = total * blockIdx.x / gridDim.x;
   const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
   int64_t seen = 0;
-  for (int request = 0; request < batch_size && seen < end; ++request) {
-    const int length = cache_seqlens[request];
-    const int count = pages.of(length);
-    const int from = begin > seen ? static_cast<int>(begin - seen) : 0;
-    const int to = static_cast<int>(end - seen < count ? end - seen : count);
-    seen += count;
-    if (from >= to) continue;
-    __syncthreads();
-    const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-    load_queries(smem, q + first * 128, weights + first);
-    enter(request);
-    __syncthreads();
-    const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
-    score_pages(smem, cache, table, length, from, to, pages.step,
-                [&](int token, int position, int index, float score, bool valid) {
-                  visit(request * NEXT_N + token, token, position, index, score, valid);
-                },
-                [&] { page_end(request); });
-    leave(request);
+  for (int first = 0; first < batch_size && seen < end; first += 32) {
+    const int own_length = length_of(first + lane), own_count = pages.of(own_length);
+    int upto = own_count;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(0xFFFFFFFF, upto, distance);
+      if (lane >= distance) upto += other;
+    }
+    // Requests that end before the share are passed over.
+    const uint32_t reached = __ballot_sync(0xFFFFFFFF, seen + upto > begin);
+    const int skipped = reached ? __ffs(reached) - 1 : 32;
+    if (skipped > 0) seen += __shfl_sync(0xFFFFFFFF, upto, skipped - 1);
+    for (int i = skipped; i < 32 && first + i < batch_size && seen < end; ++i) {
+      const int request = first + i, length = __shfl_sync(0xFFFFFFFF, own_length, i);
+      const int count = __shfl_sync(0xFFFFFFFF, own_count, i);
+      const int from = begin > seen ? static_cast<int>(begin - seen) : 0;
+      const int to = static_cast<int>(end - seen < count ? end - seen : count);
+      seen += count;
+      if (from >= to) continue;
+      __syncthreads();
+      const int64_t row = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
+      load_queries(smem, q + row * 128, weights + row);
+      enter(request);
+      __syncthreads();
+      const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
+      score_pages(smem, cache, table, length, from, to, pages.step,
+                  [&](int token, int position, int index, float score, bool valid) {
+                    visit(request * NEXT_N + token, token, position, index, score, valid);
+                  },
+                  [&] { page_end(request); });
+      leave(request);
+    }
   }
 }
 
@@ -259,6 +292,8 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ out,
                             int batch_size, int max_num_blocks, int out_stride) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{1, max_num_blocks},
               [&](int row, int, int position, int, float score, bool valid) {
@@ -276,6 +311,8 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ sample,
                             int batch_size, int max_num_blocks, int sample_stride, int step) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{step, sample_stride / 64},
               [&](int row, int token, int, int index, float score, bool valid) {
@@ -293,45 +330,58 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
                             const float* __restrict__ thresholds, int* __restrict__ counts,
                             uint64_t* __restrict__ candidates, int batch_size, int max_num_blocks,
                             int capacity) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  constexpr int kQueue = NEXT_N * kStaged;
+  constexpr int kTokenShift = 28;  // positions stay below it
   const int lane = threadIdx.x % 32;
-  uint64_t* staged = smem_layout().staged + threadIdx.x / 32 * NEXT_N * kStaged;
-  __shared__ int staged_counts[4][NEXT_N];
+  const uint32_t below = (1u << lane) - 1;
+  uint2* queue = reinterpret_cast<uint2*>(smem_layout().staged) + threadIdx.x / 32 * kQueue;
   __shared__ float least[NEXT_N];
-  int* held = staged_counts[threadIdx.x / 32];
-  if (lane < NEXT_N) held[lane] = 0;
-  __syncwarp();
-  // Keys wait in the warp's own shared memory: one global atomic then serves many.
-  auto flush_above = [&](int request, int limit) {
-    for (int token = 0; token < NEXT_N; ++token) {
-      const int count = held[token];
-      if (count <= limit) continue;
-      const int row = request * NEXT_N + token;
+  // Scores wait in the warp's own shared memory, with their position and their token above it: a few global
+  // atomics then serve many, and the scoring loop has none and no branch.
+  int waiting = 0;
+  auto flush = [&](int request) {
+    __syncwarp();
+    for (int first = 0; first < waiting; first += 32) {
+      const bool mine = first + lane < waiting;
+      const uint2 entry = mine ? queue[first + lane] : uint2{0, 0};
+      const int token = mine ? static_cast<int>(entry.y >> kTokenShift) : 8;
+      const uint32_t same = __match_any_sync(0xFFFFFFFF, token);
+      const int leader = __ffs(same) - 1, row = request * NEXT_N + token;
       int at = 0;
-      if (lane == 0) at = atomicAdd(counts + row, count);
-      at = __shfl_sync(0xFFFFFFFF, at, 0) + lane;
-      if (lane < count && at < capacity)
-        candidates[static_cast<int64_t>(row) * capacity + at] = staged[token * kStaged + lane];
-      __syncwarp();
-      if (lane == 0) held[token] = 0;
+      if (mine && lane == leader) at = atomicAdd(counts + row, __popc(same));
+      at = __shfl_sync(0xFFFFFFFF, at, leader) + __popc(same & below);
+      if (mine && at < capacity)
+        candidates[static_cast<int64_t>(row) * capacity + at] =
+            selection_key(__uint_as_float(entry.x), entry.y & ((1u << kTokenShift) - 1));
     }
+    waiting = 0;
     __syncwarp();
   };
   score_share(
       q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
       Pages{1, max_num_blocks},
       [&](int, int token, int position, int, float score, bool valid) {
-        if (valid && score >= least[token] && selectable(score))
-          staged[token * kStaged + atomicAdd(held + token, 1)] = selection_key(score, position);
+        const bool passes = valid && score >= least[token < 0 ? 0 : token];
+        const uint32_t passed = __ballot_sync(0xFFFFFFFF, passes);
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.shared.v2.b32 [%0], {%1, %2};\n}\n" ::"r"(
+                         smem_address(queue + waiting + __popc(passed & below))),
+                     "r"(__float_as_uint(score)), "r"(position | static_cast<uint32_t>(token) << kTokenShift),
+                     "r"(static_cast<int>(passes))
+                     : "memory");
+        waiting += __popc(passed);
       },
       [&](int request) {
-        if (threadIdx.x < NEXT_N) least[threadIdx.x] = thresholds[request * NEXT_N + threadIdx.x];
+        // Above the lowest finite score, a score is above -inf and no NaN.
+        if (threadIdx.x < NEXT_N)
+          least[threadIdx.x] = fmaxf(thresholds[request * NEXT_N + threadIdx.x], -3.402823466e38f);
       },
+      // A page adds at most 16 keys a token.
       [&](int request) {
-        __syncwarp();
-        const int most = lane < NEXT_N ? held[lane] : 0;
-        if (__any_sync(0xFFFFFFFF, most > kStaged - 16)) flush_above(request, kStaged - 16);
+        if (waiting > kQueue - 16 * NEXT_N) flush(request);
       },
-      [&](int request) { flush_above(request, 0); });
+      flush);
 }
 
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request
@@ -346,6 +396,8 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   __shared__ uint64_t prefix[NEXT_N];
   __shared__ uint32_t rank[NEXT_N];
   __shared__ uint32_t digit, before, valid_total[NEXT_N], kept[NEXT_N];
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   const int request = blockIdx.x, length = cache_seqlens[request];
   const int pages = length <= 0 ? 0 : (length + 63) >> 6;
 

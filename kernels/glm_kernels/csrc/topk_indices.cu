@@ -19,13 +19,12 @@ struct Rows {
   }
 };
 
+// Two calls in a row need different scratch.
 __device__ __forceinline__ uint32_t block_sum(uint32_t value, uint32_t* scratch) {
   value = __reduce_add_sync(0xFFFFFFFF, value);
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
   __syncthreads();
-  value = __reduce_add_sync(0xFFFFFFFF, threadIdx.x % 32 < kThreads / 32 ? scratch[threadIdx.x % 32] : 0u);
-  __syncthreads();
-  return value;
+  return __reduce_add_sync(0xFFFFFFFF, threadIdx.x % 32 < kThreads / 32 ? scratch[threadIdx.x % 32] : 0u);
 }
 
 // The rank-th smallest (from 1) of the sampled high keys, rounded up in its low 16 bits.
@@ -49,7 +48,7 @@ __device__ __forceinline__ uint32_t sample_threshold(const float* base, int64_t 
     uint32_t below = 0;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) below += held[i] < candidate;
-    if (block_sum(below, scratch) < rank) low = candidate;
+    if (block_sum(below, scratch + bit % 2 * 32) < rank) low = candidate;
   }
   return low | 0xFFFF;
 }
@@ -61,8 +60,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                           int* __restrict__ counts, const int* ks, const int* ke,
                           const int* cache_seqlens, int width, int next_n, int stride, int step,
                           int packed, int topk) {
-  __shared__ uint32_t scratch[32];
+  __shared__ uint32_t scratch[64];
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   const int row = blockIdx.x, length = rows.length(row);
   if (threadIdx.x == 0) counts[row] = 0;
   const float everything = -__int_as_float(0x7F800000);
@@ -101,6 +102,8 @@ extern "C" __global__ void __launch_bounds__(256)
   __shared__ uint64_t gathered[kRoom];
   __shared__ int found, target;
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   const int row = blockIdx.y, length = rows.length(row);
   if (length <= 0) return;
   if (threadIdx.x == 0) found = 0;
@@ -192,6 +195,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(16) uint64_t keys[];
   uint32_t* counters = reinterpret_cast<uint32_t*>(keys + CAPACITY);
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
+  wait_for_previous_kernel();
   const int row = blockIdx.x, length = rows.length(row);
   int count = length <= 0 ? 0 : counts[row];
   const int request = row_to_batch ? row_to_batch[row] : row / rows_per_request;
@@ -211,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     pad_and_sort(keys, count);
     for (int i = threadIdx.x; i < count; i += kThreads) emit(i, keys[i]);
   } else {
-    count = bucket_sort(candidates + static_cast<int64_t>(row) * CAPACITY, count, keys, counters, emit);
+    count = bucket_sort<CAPACITY / kThreads>(candidates + static_cast<int64_t>(row) * CAPACITY, count, keys, counters, emit);
   }
   for (int i = count + threadIdx.x; i < topk; i += kThreads)
     out[static_cast<int64_t>(row) * topk + i] = -1;

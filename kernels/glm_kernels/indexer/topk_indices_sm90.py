@@ -14,6 +14,7 @@ CAPACITY = 8192
 MAX_TOPK = 4096
 SAMPLE_STEP = 64
 THREADS = 512
+BUCKET_BYTES = 4 * (8192 + THREADS)  # of block_sort.cuh
 # Columns of a matrix: the keys of a whole prefill batch. A window's threshold is sampled from its first
 # million columns; the count of what passes decides whether it holds.
 MAX_WIDTH = 1 << 24
@@ -42,7 +43,7 @@ def accepts(
 @functools.cache
 def topk_kernel(function: str, device_index: int) -> Kernel:
     """Kernel of ``csrc/topk_indices.cu``."""
-    shared_bytes = 8 * CAPACITY + 4 * 8192 if function == "topk_sort_kernel" else 0
+    shared_bytes = 8 * CAPACITY + BUCKET_BYTES if function == "topk_sort_kernel" else 0
     defines = (("CAPACITY", CAPACITY),)
     prelude = header("order") + header("block_sort")
     return load_kernel("topk_indices", function, shared_bytes, defines, prelude, device_index)
@@ -84,11 +85,11 @@ def topk_indices_sm90(
     out = torch.empty(num_tokens, k, dtype=torch.int32, device=device)
     window = (cu_seqlen_ks, cu_seqlen_ke, cache_seqlens, width, next_n, logits.stride(0))
     topk_kernel("topk_threshold_kernel", index).launch(
-        (num_tokens, 1, 1), THREADS, [logits, thresholds, counts, *window, SAMPLE_STEP, 0, k]
+        (num_tokens, 1, 1), THREADS, [logits, thresholds, counts, *window, SAMPLE_STEP, 0, k], early=True
     )
     pieces = max(1, min(width // 2048, 16 * _arch.sm_count(index) // num_tokens))
     topk_kernel("topk_filter_kernel", index).launch(
-        (pieces, num_tokens, 1), 256, [logits, thresholds, counts, candidates, *window]
+        (pieces, num_tokens, 1), 256, [logits, thresholds, counts, candidates, *window], early=True
     )
     batch_size, table_stride = (
         (block_table.shape[0], block_table.stride(0)) if block_table is not None else (1, 0)
@@ -101,5 +102,6 @@ def topk_indices_sm90(
             *(block_table, row_to_batch, max(1, num_tokens // batch_size), table_stride),
             *(page_size, out, k),
         ],
+        early=True,
     )
     return out

@@ -43,13 +43,13 @@ def test_verify_equals_token_by_token(next_n: int, packed: bool) -> None:
 
 
 def test_splits() -> None:
-    assert plan_splits(1, 2048, 132) == 32
+    assert plan_splits(1, 2048, 132) == 16
     assert plan_splits(8192, 2048, 132) == 1
     assert plan_splits(4, 17, 132) == 1
     for groups in (1, 3, 8, 32, 37, 132, 192):
         splits = plan_splits(groups, 2048, 132)
         assert 1 <= splits <= 32
-        assert groups * splits >= min(groups * 32, 100)
+        assert groups * splits >= min(groups * 16, 100)
 
 
 def test_refusals() -> None:
