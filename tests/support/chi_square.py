@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 def chi_square_p(
@@ -19,3 +17,18 @@ def chi_square_p(
         degrees = int(used.sum()) - 1
     z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
     return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def homogeneity_p(counts: torch.Tensor) -> float:
+    """P that two samples of one distribution differ at least as much.
+
+    Args:
+        counts: `[2, classes]`, how often each sample had each class. Classes with fewer than 20 in
+            all are pooled.
+    """
+    counts = counts.double()
+    rare = counts.sum(0) < 20
+    counts = torch.cat([counts[:, ~rare], counts[:, rare].sum(1, keepdim=True)], 1)
+    expected = counts.sum(0, keepdim=True) * counts.sum(1, keepdim=True) / counts.sum()
+    degrees = int((expected[0] > 0).sum()) - 1
+    return chi_square_p(counts.flatten(), expected.flatten(), degrees)

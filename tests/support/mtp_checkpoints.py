@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 
 
-def _rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) -> str:
+def rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) -> str:
     """A sibling of the checkpoint `source` whose tensors went through `change`."""
     directory = Path(source).parent / name
     partial = directory.with_name(f".{name}.partial")
@@ -87,7 +87,7 @@ def aligned(
                 tensors[key] = tensors[key][:vocab_size].clone()
 
     name = f"{Path(source).name}-aligned-{hidden_share}-{attention_gain}-{vocab_size or 'all'}"
-    return _rewrite(source, name, change)
+    return rewrite(source, name, change)
 
 
 #: Tokens from here on are drafted wrongly on purpose by `counting`.
@@ -126,7 +126,7 @@ def counting(*, own_head: bool = False) -> str:
     options = ("--mtp-embed-tokens", "--mtp-shared-head") if own_head else ()
     source = checkpoint("--mtp", "--vocab-size", str(COUNTING_VOCAB), "--layers", "4", *options)
     name = f"counting{'-own-head' if own_head else ''}"
-    return _rewrite(source, name, functools.partial(_count, own_head=own_head))
+    return rewrite(source, name, functools.partial(_count, own_head=own_head))
 
 
 def _count(tensors: Tensors, config: dict, *, own_head: bool) -> None:
