@@ -170,7 +170,7 @@ def test_pages_return_at_boundaries(server: Server, scripts: dict, script: Scrip
         # The same length, and one more token that stops it.
         stop = (("stop_token_ids", (text[-1],)), ("ignore_eos", False))
         until = text.index(text[-1]) + 1
-        batch.append((Request(tuple(ids), 200, sampling=stop), text[:until]))
+        batch.append((Request(tuple(ids), 100, sampling=stop), text[:until]))
     answers = together(server, [request for request, _ in batch])
     for answer, (_, text) in zip(answers, batch, strict=True):
         assert answer["output_ids"] == text

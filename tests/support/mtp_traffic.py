@@ -80,7 +80,7 @@ FULL_LENGTH = [Request(tuple(prompt(CONTEXT - RESERVED - new, new)), new) for ne
 #: More than the pool holds once all have grown. SGLang sets room aside for requests that ignore the
 #: end-of-sequence token, so these do not.
 CROWD = [
-    Request(tuple(prompt(61, 50 + i)), 72, sampling=(("ignore_eos", False),)) for i in range(5)
+    Request(tuple(prompt(61, 50 + i)), 90, sampling=(("ignore_eos", False),)) for i in range(6)
 ]
 LOGPROBS = Request(
     tuple(prompt(30, 60)),
