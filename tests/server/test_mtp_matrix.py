@@ -62,9 +62,18 @@ def test_a_server_without_drafts(pool: ServerPool) -> None:
             assert got["text"] == answer["text"], name
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("index_topk", [8, 64])
-def test_text_and_accepts(pool: ServerPool, index_topk: int, steps: int) -> None:
+@pytest.fixture(
+    scope="module",
+    params=[(index_topk, steps) for index_topk in (8, 64) for steps in (1, 2, 3, 4, 5)],
+    ids=lambda served: f"topk{served[0]}-steps{served[1]}",
+)
+def served(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """index_topk and steps of the server; pytest runs what shares one in a row."""
+    return request.param
+
+
+def test_text_and_accepts(pool: ServerPool, served: tuple[int, int]) -> None:
+    index_topk, steps = served
     model = aligned(index_topk)
     answers = together(pool.get(spec(model, steps)), WAVE)
     for request, answer in zip(WAVE, answers, strict=True):
@@ -75,15 +84,15 @@ def test_text_and_accepts(pool: ServerPool, index_topk: int, steps: int) -> None
         assert accept_histogram(answer, steps) == expected.histogram(steps)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
-def test_scripted_accepts(pool: ServerPool, steps: int) -> None:
-    server = pool.get(spec(aligned(8), steps))
-    swap_weights(server, scripted("mixed", 8))
+def test_scripted_accepts(pool: ServerPool, served: tuple[int, int]) -> None:
+    index_topk, steps = served
+    server = pool.get(spec(aligned(index_topk), steps))
+    swap_weights(server, scripted("mixed", index_topk))
     try:
         batch = [Request(tuple(prompt(n, 300 + n)), 40) for n in (3, 12, 40, 100)]
         answers = together(server, batch)
     finally:
-        swap_weights(server, aligned(8))
+        swap_weights(server, aligned(index_topk))
     counts = torch.zeros(steps + 1, dtype=torch.int64)
     for request, answer in zip(batch, answers, strict=True):
         ids = list(request.input_ids)
