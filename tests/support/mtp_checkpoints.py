@@ -44,10 +44,6 @@ def rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) -> 
     return str(directory)
 
 
-#: A layer with an indexer and experts, as the MTP layer has.
-_COPIED = "model.layers.2."
-
-
 @functools.cache
 def aligned(
     index_topk: int = 64,
@@ -64,13 +60,19 @@ def aligned(
 
     Args:
         index_topk: Of both.
-        layers: Of the target; at least three.
+        layers: Of the target; from three on the first two are dense, and the third is copied.
         vocab_size: Keep this many tokens, fewer than a tokenizer needs.
         hidden_share: Weight of the hidden state beside the embedding in the MTP layer's input.
         attention_gain: Factor on the attention output of that layer, which is too small in a random
             model to tell one selection from another.
     """
-    source = checkpoint("--mtp", "--index-topk", str(index_topk), "--layers", str(layers))
+    options = ["--mtp", "--index-topk", str(index_topk), "--layers", str(layers)]
+    copied = "model.layers.2."
+    if layers < 3:
+        # The MTP layer has experts, and so must the layer that it copies.
+        options += ["--first-k-dense-replace", "0"]
+        copied = f"model.layers.{layers - 1}."
+    source = checkpoint(*options)
 
     def change(tensors: Tensors, config: dict) -> None:
         hidden, layer = config["hidden_size"], f"model.layers.{config['num_hidden_layers']}"
@@ -78,9 +80,9 @@ def aligned(
         tensors[f"{layer}.eh_proj.weight"] = torch.cat([eye, hidden_share * eye], 1).bfloat16()
         tensors[f"{layer}.enorm.weight"].fill_(1.0)
         tensors[f"{layer}.shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
-        tensors[f"{_COPIED}self_attn.o_proj.weight"] *= attention_gain
-        for key in [key for key in tensors if key.startswith(_COPIED)]:
-            tensors[f"{layer}.{key.removeprefix(_COPIED)}"] = tensors[key].clone()
+        tensors[f"{copied}self_attn.o_proj.weight"] *= attention_gain
+        for key in [key for key in tensors if key.startswith(copied)]:
+            tensors[f"{layer}.{key.removeprefix(copied)}"] = tensors[key].clone()
         if vocab_size is not None:
             config["vocab_size"] = vocab_size
             for key in ("model.embed_tokens.weight", "lm_head.weight"):
