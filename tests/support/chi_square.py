@@ -19,16 +19,16 @@ def chi_square_p(
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
-def homogeneity_p(counts: torch.Tensor) -> float:
-    """P that two samples of one distribution differ at least as much.
+def goodness_p(counts: torch.Tensor, probs: torch.Tensor) -> float:
+    """P of counts at least as far from a distribution; 0 if something impossible occurred.
 
     Args:
-        counts: `[2, classes]`, how often each sample had each class. Classes with fewer than 20 in
-            all are pooled.
+        counts: `[classes]`, how often each class occurred.
+        probs: `[classes]`. Classes expected fewer than 20 times are pooled.
     """
-    counts = counts.double()
-    rare = counts.sum(0) < 20
-    counts = torch.cat([counts[:, ~rare], counts[:, rare].sum(1, keepdim=True)], 1)
-    expected = counts.sum(0, keepdim=True) * counts.sum(1, keepdim=True) / counts.sum()
-    degrees = int((expected[0] > 0).sum()) - 1
-    return chi_square_p(counts.flatten(), expected.flatten(), degrees)
+    if bool((counts[probs == 0] > 0).any()):
+        return 0.0
+    expected = probs.double() * counts.sum()
+    rare = expected < 20
+    pooled = [torch.cat([x[~rare].double(), x[rare].sum()[None]]) for x in (counts, expected)]
+    return chi_square_p(*pooled)
