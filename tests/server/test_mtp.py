@@ -159,30 +159,32 @@ def test_scripted_accepts(server: Server, scripts: dict, script: Script) -> None
 
 
 @pytest.mark.parametrize("script", ["right", "mixed", "wrong"])
-def test_pages_return_at_boundaries(server: Server, scripts: dict, script: Script) -> None:
-    """Finish by length and by stop one before, at and one behind the end of a page."""
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_pages_return_at_boundaries(
+    server: Server, scripts: dict, finish: str, script: Script
+) -> None:
+    """Finish one before, at and one behind the end of a page."""
     follow(server, scripts, script)
+    server.flush_cache()
     batch = []
     for ends_at in (2 * PAGE - 1, 2 * PAGE, 2 * PAGE + 1):
         ids = prompt(2 * PAGE - 9, ends_at)
-        text = walk(ids, ends_at + 1 - len(ids))
-        batch.append((Request(tuple(ids), ends_at - len(ids)), text[:-1]))
-        # The same length, and one more token that stops it.
-        stop = (("stop_token_ids", (text[-1],)), ("ignore_eos", False))
-        until = text.index(text[-1]) + 1
-        batch.append((Request(tuple(ids), 100, sampling=stop), text[:until]))
+        text = walk(ids, ends_at - len(ids))
+        request = Request(tuple(ids), len(text))
+        if finish == "stop":
+            stop = (("stop_token_ids", (text[-1],)), ("ignore_eos", False))
+            request = Request(tuple(ids), 100, sampling=stop)
+            text = text[: text.index(text[-1]) + 1]
+        batch.append((request, text))
     answers = together(server, [request for request, _ in batch])
     for answer, (_, text) in zip(answers, batch, strict=True):
         assert answer["output_ids"] == text
+        assert answer["meta_info"]["finish_reason"]["type"] == finish
     # Every page is free or holds a cached prefix.
     server.wait_idle()
-    # What is cached holds no rejected draft: the prompts go on as they should.
-    again = [
-        Request((*request.input_ids, *text), 8)
-        for request, text in batch[::2]
-        if len(request.input_ids) + len(text) >= 2 * PAGE
-    ]
-    for request, answer in zip(again, together(server, again), strict=True):
+    # What is cached holds no rejected draft: the texts go on as they should.
+    longer = [Request((*request.input_ids, *text, 5), 8) for request, text in batch]
+    for request, answer in zip(longer, together(server, longer), strict=True):
         assert answer["meta_info"]["cached_tokens"] >= PAGE
         assert answer["output_ids"] == walk(list(request.input_ids), 8)
 
