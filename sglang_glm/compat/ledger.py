@@ -214,6 +214,13 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="the flag asks the platform",
         probe=forward_batch_info.check_pageable_memory,
     ),
+    _replacement(
+        "sglang.srt.utils.device_timer._TimingInterval",
+        f"{_HOST}.device_timer:HostInterval",
+        why="it times forward passes (SGLANG_ENABLE_METRICS_DEVICE_TIMER) with events, which the CPU "
+        "has none of",
+        remove_when="SGLang times forward passes of the CPU engine",
+    ),
     Seam(
         target="sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle",
         kind="after",

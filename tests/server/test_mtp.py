@@ -1,276 +1,240 @@
 """EAGLE drafts change the speed of an answer, never the answer.
 
-Two servers of one checkpoint get the same requests, the second with drafts: everything that a client
-sees must agree. A third serves a checkpoint whose drafts must all be right for some tokens and all
-be wrong for others.
+One server with drafts answers what a server without drafts and transformers answered
+(`tests/golden/mtp_topk16.json`; `test_mtp_matrix.py` asks both again). Then its weights are exchanged
+for some whose drafts are right by script: T15 and T17 of the known faults, T33 and T44 on the way.
+
+test_answers_are_the_same        texts, stops, grammars, chat, a crowd, full contexts
+test_the_drafts_accepted_...     round by round as transformers: a worse draft shows in no text
+test_scripted_accepts            every accept length, in a batch that shrinks
+test_pages_return_at_boundaries  finish by length and by stop around a page's end
+test_metrics                     accept length, rounds and draft time
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.mtp_checkpoints import NEVER_FROM, aligned, counting, ring
-from tests.support.mtp_simulation import simulate
+from tests.support.mtp_checkpoints import aligned
+from tests.support.mtp_scripted import Script, accepts, scripted, walk
 from tests.support.mtp_traffic import (
+    INDEX_TOPK,
     PAGE,
     WAVE,
     Request,
     accept_histogram,
-    chat,
-    draft_args,
-    free_tokens,
+    golden,
+    metric,
     prompt,
+    reduced,
+    swap_weights,
     together,
+    traffic,
 )
-from tests.support.server import Server, ServerPool, ServerSpec
+from tests.support.specs import DRAFTS_16
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.server import Server, ServerPool
 
 pytestmark = pytest.mark.server
-
-INDEX_TOPK = 16
-POOL_TOKENS, CONTEXT = 768, 7 * PAGE
-#: Slots that SGLang keeps free behind a request for the drafts of its last round.
-RESERVED = 6
-#: Chunks of one page; the pool holds less than two requests of full length.
-BASE = (
-    *("--dtype", "float32", "--max-total-tokens", str(POOL_TOKENS)),
-    *("--context-length", str(CONTEXT), "--chunked-prefill-size", str(PAGE), "--enable-metrics"),
-    # Admit requests that the pool cannot hold to their end.
-    *("--schedule-conservativeness", "0.05"),
-)
-#: SGLang counts its pages whenever it is idle, and here after every step too.
-CHECKS = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),)
-
-
-def spec(model: str, steps: int = 0) -> ServerSpec:
-    return ServerSpec(model=model, args=BASE + (draft_args(steps) if steps else ()), env=CHECKS)
-
-
-#: More than the pool holds once all have grown. SGLang sets room aside for requests that ignore the
-#: end-of-sequence token, so these do not.
-CROWD = [
-    Request(tuple(prompt(61, 50 + i)), 140, sampling=(("ignore_eos", False),)) for i in range(6)
-]
-#: End one before, at and one behind a page boundary.
-BOUNDARY = [Request(tuple(prompt(40, 80)), 2 * PAGE - 40 + offset) for offset in (-1, 0, 1)]
-#: As long as the context, a multiple of the page size, allows.
-FULL_LENGTH = [Request(tuple(prompt(CONTEXT - RESERVED - new, new)), new) for new in (19, 20, 21)]
-LOGPROBS = [
-    Request(
-        tuple(prompt(30, 60)),
-        24,
-        extra=(("return_logprob", True), ("logprob_start_len", 0), ("top_logprobs_num", 3)),
-    )
-]
-GRAMMARS = [
-    Request(
-        tuple(prompt(20, 70)),
-        40,
-        sampling=(("regex", r"[a-c]{7}(x|yy)[0-9]{4,9}"), ("ignore_eos", False)),
-    ),
-    Request(
-        tuple(prompt(25, 71)),
-        40,
-        sampling=(
-            (
-                "json_schema",
-                '{"type": "object", "properties": {"n": {"enum": [12345, 12399]}}, "required": ["n"]}',
-            ),
-            ("ignore_eos", False),
-        ),
-    ),
-]
-
-
-def stops(server: Server) -> list[dict]:
-    """A prompt that stops at a token and at a string of its own answer, and inside a draft chain."""
-    base = WAVE[0]
-    answer = base.send(server)
-    token = answer["output_ids"][20]
-    word = next(c for c in answer["text"][12:] if c.isascii() and c.isalnum())
-    return [
-        Request(
-            base.input_ids, 48, sampling=(("stop_token_ids", (token,)), ("ignore_eos", False))
-        ).send(server),
-        Request(base.input_ids, 48, sampling=(("stop", word),)).send(server),
-    ]
-
-
-def traffic(server: Server) -> dict[str, list[dict]]:
-    answers = {"free before": free_tokens(server)}
-    for name, batch in (
-        ("wave", WAVE),
-        # Again: now every prompt finds its pages in the prefix cache.
-        ("cached wave", WAVE),
-        ("boundary", BOUNDARY),
-        ("full length", FULL_LENGTH),
-        ("logprobs", LOGPROBS),
-        ("grammars", GRAMMARS),
-        ("crowd", CROWD),
-    ):
-        answers[name] = together(server, batch)
-    answers["chat"] = chat(server, turns=3, new_tokens=40)
-    answers["stops"] = stops(server)
-    answers["free after"] = free_tokens(server)
-    return answers
+SERVER = DRAFTS_16
+STEPS = 5
 
 
 @pytest.fixture(scope="module")
-def answers(pool: ServerPool) -> dict[str, dict]:
-    """What the server without drafts answered, and the one with them."""
-    return {
-        kind: traffic(pool.get(spec(aligned(INDEX_TOPK), steps)))
-        for kind, steps in (("plain", 0), ("drafts", 5))
-    }
+def answers(pool: ServerPool) -> dict[str, list[dict]]:
+    server = pool.get(SERVER)
+    answered = traffic(server)
+    server.wait_idle()
+    return answered
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict:
+    return golden()
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "wave",
-        "cached wave",
-        "boundary",
-        "full length",
-        "logprobs",
-        "grammars",
-        "crowd",
-        "chat",
-        "stops",
-    ],
+    ["wave", "cached", "full length", "crowd", "logprobs", "grammars", "stops", "chat"],
 )
-def test_answers_are_the_same(answers: dict[str, dict], name: str) -> None:
-    plain, drafts = answers["plain"][name], answers["drafts"][name]
-    for without, with_drafts in zip(plain, drafts, strict=True):
-        assert with_drafts["output_ids"] == without["output_ids"]
-        assert with_drafts["text"] == without["text"]
-        assert with_drafts["meta_info"]["finish_reason"] == without["meta_info"]["finish_reason"]
-
-
-def test_drafts_of_every_accept_length_occurred(answers: dict[str, dict]) -> None:
-    """Or the comparison above would have compared nothing."""
-    drafted = [*answers["drafts"]["wave"], *answers["drafts"]["crowd"], *answers["drafts"]["chat"]]
-    histogram = [sum(rounds) for rounds in zip(*(accept_histogram(a, 5) for a in drafted))]
-    assert min(histogram) > 0, histogram
-
-
-@pytest.mark.parametrize("index", [1, 3, 4, 5])
-def test_the_drafts_accepted_are_those_of_transformers(
-    answers: dict[str, dict], index: int
+def test_answers_are_the_same(
+    server: Server, answers: dict[str, list[dict]], expected: dict, name: str
 ) -> None:
-    """Round by round: catches a draft that is worse than it should be, which no text shows."""
-    request, answer = WAVE[index], answers["drafts"]["wave"][index]
-    expected = simulate(
-        aligned(INDEX_TOPK), list(request.input_ids), request.max_new_tokens, 5, share=True
-    )
-    assert answer["output_ids"] == expected.token_ids[: request.max_new_tokens]
-    assert accept_histogram(answer, 5) == expected.histogram(5)
+    for got, plain in zip(answers[name], expected["answers"][name], strict=True):
+        assert got["output_ids"] == plain["output_ids"]
+        assert got["text"] == plain["text"]
+        assert got["meta_info"]["finish_reason"] == plain["meta_info"]["finish_reason"]
 
 
-def test_logprobs_are_the_same(answers: dict[str, dict]) -> None:
-    without, with_drafts = (
-        answers[kind]["logprobs"][0]["meta_info"] for kind in ("plain", "drafts")
-    )
+def test_the_drafts_accepted_are_those_of_transformers(
+    server: Server, answers: dict[str, list[dict]], expected: dict
+) -> None:
+    """Catches a draft that is worse than it should be, which no text shows."""
+    counts = [0] * (STEPS + 1)
+    for answer, rounds in zip(answers["wave"], expected["accepted"], strict=True):
+        histogram = [rounds.count(count) for count in range(STEPS + 1)]
+        assert accept_histogram(answer, STEPS) == histogram
+        counts = [a + b for a, b in zip(counts, histogram, strict=True)]
+    # Or the comparison would have compared little. Scripts force rounds that are right throughout.
+    assert min(counts[:STEPS]) > 0, counts
+
+
+def test_logprobs_are_the_same(
+    server: Server, answers: dict[str, list[dict]], expected: dict
+) -> None:
+    got = reduced(answers["logprobs"][0])["meta_info"]
+    plain = expected["answers"]["logprobs"][0]["meta_info"]
     for name in ("input_token_logprobs", "output_token_logprobs"):
-        assert len(with_drafts[name]) == len(without[name])
-        for ours, theirs in zip(with_drafts[name][1:], without[name][1:], strict=True):
+        for ours, theirs in zip(got[name], plain[name], strict=True):
             assert ours[1] == theirs[1]
             assert ours[0] == pytest.approx(theirs[0], abs=2e-5)
-    for ours, theirs in zip(
-        with_drafts["output_top_logprobs"], without["output_top_logprobs"], strict=True
-    ):
-        assert [token for _, token, _ in ours] == [token for _, token, _ in theirs]
+    assert got["output_top_ids"] == plain["output_top_ids"]
 
 
-def test_grammars_were_obeyed(answers: dict[str, dict]) -> None:
-    regex, schema = answers["drafts"]["grammars"]
+def test_grammars_were_obeyed(server: Server, answers: dict[str, list[dict]]) -> None:
+    regex, schema = answers["grammars"]
     assert regex["text"][0] in "abc"
     assert schema["text"].startswith("{")
 
 
-def test_a_pool_too_small_retracts_and_finishes(answers: dict[str, dict]) -> None:
-    for kind in ("plain", "drafts"):
-        retractions = [answer["meta_info"]["num_retractions"] for answer in answers[kind]["crowd"]]
-        assert sum(retractions) > 0, kind
+def test_a_pool_too_small_retracts_and_finishes(
+    server: Server, answers: dict[str, list[dict]]
+) -> None:
+    assert sum(answer["meta_info"]["num_retractions"] for answer in answers["crowd"]) > 0
 
 
-def test_a_chat_finds_the_same_prefix(answers: dict[str, dict]) -> None:
-    cached = {
-        kind: [answer["meta_info"]["cached_tokens"] for answer in answers[kind]["chat"]]
-        for kind in answers
-    }
-    assert cached["drafts"] == cached["plain"]
-    assert cached["plain"] == [0, 64, 192]
-
-
-def test_pages_return(answers: dict[str, dict]) -> None:
-    assert answers["drafts"]["free after"] == answers["drafts"]["free before"]
-    assert answers["plain"]["free after"] == answers["plain"]["free before"]
+def test_a_chat_finds_the_prefix_that_it_finds_without_drafts(
+    server: Server, answers: dict[str, list[dict]], expected: dict
+) -> None:
+    cached, plain = (
+        [answer["meta_info"]["cached_tokens"] for answer in chat]
+        for chat in (answers["chat"], expected["answers"]["chat"])
+    )
+    assert cached == plain == [0, 64, 128]
+    assert answers["cached"][-1]["meta_info"]["cached_tokens"] == 2 * PAGE
 
 
 @pytest.fixture(scope="module")
-def counter(pool: ServerPool) -> Server:
-    return pool.get(spec(counting(), 5))
+def scripts(pool: ServerPool) -> Iterator[dict]:
+    """The script whose weights the server holds; its own come back for whoever uses it next."""
+    loaded = {"script": None}
+    yield loaded
+    if loaded["script"] is not None:
+        swap_weights(pool.get(SERVER), aligned(INDEX_TOPK))
 
 
-@pytest.mark.parametrize("start", [10, NEVER_FROM - 40])
-def test_a_perfect_draft_is_always_accepted(counter: Server, start: int) -> None:
-    tokens = ring(start, 30 + 61)
-    answer = Request(tuple(tokens[:30]), 61).send(counter)
-    assert answer["output_ids"] == tokens[30:]
+def follow(server: Server, scripts: dict, script: Script) -> None:
+    if scripts["script"] != script:
+        swap_weights(server, scripted(script, INDEX_TOPK))
+        scripts["script"] = script
+
+
+@pytest.mark.parametrize("script", ["right", "mixed", "wrong"])
+def test_scripted_accepts(server: Server, scripts: dict, script: Script) -> None:
+    """A perfect MTP layer is right at every position, a broken one never, one of both as foretold."""
+    follow(server, scripts, script)
+    shapes = {
+        "right": [(30, 61), (3, 25)],
+        "mixed": [(3, 20), (100, 50), (12, 40), (40, 30)],
+        "wrong": [(90, 12), (14, 6)],
+    }[script]
+    batch = [Request(tuple(prompt(length, 300 + length)), new) for length, new in shapes]
+    counts = [0] * (STEPS + 1)
+    for request, answer in zip(batch, together(server, batch), strict=True):
+        ids, new = list(request.input_ids), request.max_new_tokens
+        assert answer["output_ids"] == walk(ids, new)
+        rounds = accepts(ids, new, STEPS, script)
+        histogram = [rounds.count(count) for count in range(STEPS + 1)]
+        assert accept_histogram(answer, STEPS) == histogram
+        counts = [a + b for a, b in zip(counts, histogram, strict=True)]
+    occurred = {count for count, rounds in enumerate(counts) if rounds}
+    assert occurred == {"right": {5}, "mixed": {0, 1, 2, 3, 4, 5}, "wrong": {0}}[script]
+
+
+@pytest.mark.parametrize("script", ["right", "mixed", "wrong"])
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_pages_return_at_boundaries(
+    server: Server, scripts: dict, finish: str, script: Script
+) -> None:
+    """Finish one before, at and one behind the end of a page."""
+    follow(server, scripts, script)
+    server.flush_cache()
+    batch = []
+    for ends_at in (2 * PAGE - 1, 2 * PAGE, 2 * PAGE + 1):
+        ids = prompt(2 * PAGE - 9, ends_at)
+        text = walk(ids, ends_at - len(ids))
+        request = Request(tuple(ids), len(text))
+        if finish == "stop":
+            stop = (("stop_token_ids", (text[-1],)), ("ignore_eos", False))
+            request = Request(tuple(ids), 100, sampling=stop)
+            text = text[: text.index(text[-1]) + 1]
+        batch.append((request, text))
+    answers = together(server, [request for request, _ in batch])
+    for answer, (_, text) in zip(answers, batch, strict=True):
+        assert answer["output_ids"] == text
+        assert answer["meta_info"]["finish_reason"]["type"] == finish
+    # Every page is free or holds a cached prefix.
+    server.wait_idle()
+    # What is cached holds no rejected draft: the texts go on as they should.
+    longer = [Request((*request.input_ids, *text, 5), 8) for request, text in batch]
+    for request, answer in zip(longer, together(server, longer), strict=True):
+        assert answer["meta_info"]["cached_tokens"] >= PAGE
+        assert answer["output_ids"] == walk(list(request.input_ids), 8)
+
+
+def test_metrics(server: Server, scripts: dict) -> None:
+    """Accept length, rounds and draft time, for one answer and for the server."""
+
+    def counters() -> dict[str, float]:
+        seconds = {
+            category: metric(server, "forward_execution_seconds_total", category=category)
+            for category in ("decode", "target_verify", "extend")
+        }
+        return seconds | {"rounds": metric(server, "spec_verify_calls_total")}
+
+    follow(server, scripts, "right")
+    Request(tuple(prompt(20, 1)), 7).send(server)
+    before = counters()
+    meta = Request(tuple(prompt(30, 2)), 61).send(server)["meta_info"]
+    after = counters()
     # One token by prefill, then ten rounds of five drafts and the target's own token.
-    assert answer["meta_info"]["spec_correct_drafts_histogram"] == [0, 0, 0, 0, 0, 10]
-    assert answer["meta_info"]["spec_accept_rate"] == 1.0
+    assert meta["spec_verify_ct"] == 10
+    assert meta["spec_num_proposed_drafts"] == meta["spec_num_correct_drafts"] == 50
+    assert meta["spec_accept_rate"] == 1.0
+    assert meta["spec_accept_length"] == 6.1
+    assert after["rounds"] - before["rounds"] == 10
+    assert metric(server, "spec_accept_length") == 6.0
+    assert metric(server, "spec_accept_rate") == 1.0
+    assert metric(server, "spec_num_steps") == STEPS
+    # With drafts on, "decode" is the draft steps alone; draft extend counts as "extend".
+    assert all(after[name] > before[name] for name in after)
 
 
-def test_a_broken_draft_is_never_accepted(counter: Server) -> None:
-    tokens = ring(NEVER_FROM + 5, 90 + 40)
-    answer = Request(tuple(tokens[:90]), 40).send(counter)
-    assert answer["output_ids"] == tokens[90:]
-    assert answer["meta_info"]["spec_correct_drafts_histogram"] == [39]
-    assert answer["meta_info"]["spec_num_correct_drafts"] == 0
-
-
-@pytest.mark.parametrize("ends_at", [2 * PAGE - 1, 2 * PAGE, 2 * PAGE + 1])
-@pytest.mark.parametrize("start", [20, NEVER_FROM])
-def test_pages_return_at_boundaries(counter: Server, start: int, ends_at: int) -> None:
-    """Finish by length and by stop, with every draft accepted and with none."""
-    before = free_tokens(counter)
-    tokens = ring(start, ends_at + 1)
-    together(
-        counter,
-        [
-            Request(tuple(tokens[:40]), ends_at - 40),
-            Request(
-                tuple(tokens[:41]),
-                200,
-                sampling=(("stop_token_ids", (tokens[ends_at],)), ("ignore_eos", False)),
-            ),
-        ],
-    )
-    assert free_tokens(counter) == before
-
-
-def test_pages_return_after_abort_and_disconnect(counter: Server) -> None:
-    before = free_tokens(counter)
-    disconnect_while_streaming(counter, ring(NEVER_FROM, 100))
+def test_pages_return_after_abort_and_disconnect(server: Server, scripts: dict) -> None:
+    follow(server, scripts, "mixed")
+    disconnect_while_streaming(server, prompt(100, 5))
     # An abort while its prompt is still being chunked, and one while it is decoded.
-    for delay in (0.0, 1.0):
-        disconnect_while_streaming(counter, ring(20, 200), read=False)
+    for delay in (0.0, 0.7):
+        disconnect_while_streaming(server, prompt(200, 6), read=False)
         time.sleep(delay)
-        counter.post("/abort_request", abort_all=True)
-    time.sleep(2)
-    assert free_tokens(counter) == before
-    tokens = ring(20, 40)
-    assert Request(tuple(tokens[:30]), 10).send(counter)["output_ids"] == tokens[30:]
+        server.post("/abort_request", abort_all=True)
+    server.wait_idle()
+    ids = prompt(30, 7)
+    assert Request(tuple(ids), 10).send(server)["output_ids"] == walk(ids, 10)
 
 
 def disconnect_while_streaming(server: Server, input_ids: list[int], *, read: bool = True) -> None:
     """Start a long answer, read its beginning, and go."""
     body = (
         f'{{"input_ids": {input_ids}, "stream": true, '
-        '"sampling_params": {"temperature": 0, "ignore_eos": true, "max_new_tokens": 200}}'
+        '"sampling_params": {"temperature": 0, "ignore_eos": true, "max_new_tokens": 150}}'
     )
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(
@@ -279,3 +243,10 @@ def disconnect_while_streaming(server: Server, input_ids: list[int], *, read: bo
         )
         if read:
             connection.recv(200)
+
+
+def test_the_weights_are_the_first_again(server: Server, scripts: dict, expected: dict) -> None:
+    swap_weights(server, aligned(INDEX_TOPK))
+    scripts["script"] = None
+    answer = WAVE[1].send(server)
+    assert answer["output_ids"] == expected["answers"]["wave"][1]["output_ids"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 def chi_square_p(
@@ -19,3 +17,18 @@ def chi_square_p(
         degrees = int(used.sum()) - 1
     z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
     return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+def goodness_p(counts: torch.Tensor, probs: torch.Tensor) -> float:
+    """P of counts at least as far from a distribution; 0 if something impossible occurred.
+
+    Args:
+        counts: `[classes]`, how often each class occurred.
+        probs: `[classes]`. Classes expected fewer than 20 times are pooled.
+    """
+    if bool((counts[probs == 0] > 0).any()):
+        return 0.0
+    expected = probs.double() * counts.sum()
+    rare = expected < 20
+    pooled = [torch.cat([x[~rare].double(), x[rare].sum()[None]]) for x in (counts, expected)]
+    return chi_square_p(*pooled)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 
 
-def _rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) -> str:
+def rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) -> str:
     """A sibling of the checkpoint `source` whose tensors went through `change`."""
     directory = Path(source).parent / name
     partial = directory.with_name(f".{name}.partial")
@@ -46,17 +46,15 @@ def _rewrite(source: str, name: str, change: Callable[[Tensors, dict], None]) ->
 
 #: A layer with an indexer and experts, as the MTP layer has.
 _COPIED = "model.layers.2."
+#: Weight of the hidden state beside the embedding in the MTP layer's input.
+_HIDDEN_SHARE = 0.25
+#: Factor on the attention output of the copied layer, which is too small in a random model to tell
+#: one selection from another.
+_ATTENTION_GAIN = 3.0
 
 
 @functools.cache
-def aligned(
-    index_topk: int = 64,
-    *,
-    layers: int = 8,
-    vocab_size: int | None = None,
-    hidden_share: float = 0.25,
-    attention_gain: float = 3.0,
-) -> str:
+def aligned(index_topk: int) -> str:
     """A random target in which one layer matters most, and an MTP layer that is a copy of that one.
 
     Both start from nearly the same and end in the same norm and head, so that many drafts are
@@ -64,30 +62,20 @@ def aligned(
 
     Args:
         index_topk: Of both.
-        layers: Of the target; at least three.
-        vocab_size: Keep this many tokens, fewer than a tokenizer needs.
-        hidden_share: Weight of the hidden state beside the embedding in the MTP layer's input.
-        attention_gain: Factor on the attention output of that layer, which is too small in a random
-            model to tell one selection from another.
     """
-    source = checkpoint("--mtp", "--index-topk", str(index_topk), "--layers", str(layers))
+    source = checkpoint("--mtp", "--index-topk", str(index_topk))
 
     def change(tensors: Tensors, config: dict) -> None:
         hidden, layer = config["hidden_size"], f"model.layers.{config['num_hidden_layers']}"
         eye = torch.eye(hidden)
-        tensors[f"{layer}.eh_proj.weight"] = torch.cat([eye, hidden_share * eye], 1).bfloat16()
+        tensors[f"{layer}.eh_proj.weight"] = torch.cat([eye, _HIDDEN_SHARE * eye], 1).bfloat16()
         tensors[f"{layer}.enorm.weight"].fill_(1.0)
         tensors[f"{layer}.shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
-        tensors[f"{_COPIED}self_attn.o_proj.weight"] *= attention_gain
+        tensors[f"{_COPIED}self_attn.o_proj.weight"] *= _ATTENTION_GAIN
         for key in [key for key in tensors if key.startswith(_COPIED)]:
             tensors[f"{layer}.{key.removeprefix(_COPIED)}"] = tensors[key].clone()
-        if vocab_size is not None:
-            config["vocab_size"] = vocab_size
-            for key in ("model.embed_tokens.weight", "lm_head.weight"):
-                tensors[key] = tensors[key][:vocab_size].clone()
 
-    name = f"{Path(source).name}-aligned-{hidden_share}-{attention_gain}-{vocab_size or 'all'}"
-    return _rewrite(source, name, change)
+    return rewrite(source, f"aligned-{index_topk}", change)
 
 
 #: Tokens from here on are drafted wrongly on purpose by `counting`.
@@ -126,7 +114,7 @@ def counting(*, own_head: bool = False) -> str:
     options = ("--mtp-embed-tokens", "--mtp-shared-head") if own_head else ()
     source = checkpoint("--mtp", "--vocab-size", str(COUNTING_VOCAB), "--layers", "4", *options)
     name = f"counting{'-own-head' if own_head else ''}"
-    return _rewrite(source, name, functools.partial(_count, own_head=own_head))
+    return rewrite(source, name, functools.partial(_count, own_head=own_head))
 
 
 def _count(tensors: Tensors, config: dict, *, own_head: bool) -> None:

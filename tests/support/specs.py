@@ -1,6 +1,8 @@
 """The servers of the ordinary suite. It starts each once; the suite may start ten in all."""
 
 from tests.support.checkpoints import checkpoint
+from tests.support.mtp_checkpoints import aligned
+from tests.support.mtp_traffic import ARGS, ENV, INDEX_TOPK, draft_args
 from tests.support.server import ServerSpec
 
 _SMALL_POOL = ("--max-total-tokens", "20480")
@@ -42,3 +44,6 @@ FP8_WEIGHTS_8 = ServerSpec(
     ),
     TRUTH,
 )
+
+#: Drafts of which many are right, five a round.
+DRAFTS_16 = ServerSpec(aligned(INDEX_TOPK), (*ARGS, *draft_args(5)), ENV)
