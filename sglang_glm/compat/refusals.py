@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 from sglang_glm.attention import registry
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
 from sglang_glm.parallel.plan import ParallelPlan
+from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.platform import has_accelerator
 
 #: What `--kv-cache-dtype` stores, by torch's names; None follows the model.
@@ -65,15 +66,19 @@ def check_parallel(view: Any, facts: GlmDsaConfig) -> None:
     if view.attn_cp_size > 1 or view.moe_dp_size > 1:
         return  # SGLang divides heads and experts differently then, and checks that itself
     all_to_all = view.moe_a2a_backend != "none"
-    ParallelPlan(
-        config=facts,
+    layout = ParallelLayout(
         tp_size=view.tp_size,
         attn_dp_size=view.attn_dp_size,
         # Left out with an all-to-all, it means all ranks.
         ep_size=view.tp_size if all_to_all and view.ep_size == 1 else view.ep_size,
-        all_to_all=all_to_all,
-        dense_replicated=view.moe_dense_tp_size == 1,
+        dcp_size=view.dcp_size,
+        moe_dispatch="all_to_all" if all_to_all else "none",
+        dense_mlp_replicated=view.moe_dense_tp_size == 1,
+        lm_head_per_attn_group=view.enable_dp_lm_head,
+        # How ranks lie on machines is SGLang's to check.
+        gpus_per_node=view.tp_size,
     )
+    ParallelPlan(config=facts, layout=layout)
 
 
 def check_flags(view: Any) -> None:
