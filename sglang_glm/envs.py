@@ -79,8 +79,20 @@ CHECK_INDEX_AGREEMENT = EnvVar(
     _parse_bool,
     "1 stops the server when tensor-parallel ranks select different positions; costs two small all-reduces a layer",
 )
+DIVIDE_INDEX_SCAN = EnvVar(
+    "SGLANG_GLM_DIVIDE_INDEX_SCAN",
+    "auto",
+    _choice("auto", "on", "off"),
+    "whether tensor-parallel ranks on the CPU each score a part of the history; auto: where that is predicted to be faster",
+)
 
-ALL: tuple[EnvVar, ...] = (ENABLE, HOST_PLATFORM, INDEX_KEY_DTYPE, CHECK_INDEX_AGREEMENT)
+ALL: tuple[EnvVar, ...] = (
+    ENABLE,
+    HOST_PLATFORM,
+    INDEX_KEY_DTYPE,
+    CHECK_INDEX_AGREEMENT,
+    DIVIDE_INDEX_SCAN,
+)
 
 
 def check() -> None:
