@@ -277,6 +277,19 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="SGLang asks the platform, as it does for assign_extend_cache_locs_func",
     ),
     _replacement(
+        "sglang.srt.mem_cache.allocation._alloc_page_size",
+        f"{_HOST}.allocation:alloc_page_size",
+        why="with decode context parallelism an allocator's page spans all ranks, and only known "
+        "devices ask the allocator",
+        remove_when="it asks the allocator on every device",
+    ),
+    _replacement(
+        "sglang.srt.layers.dcp.comm.cp_lse_ag_out_rs_mla",
+        f"{_HOST}.dcp_comm:cp_lse_ag_out_rs_mla",
+        why="the parts of a history are joined by a Triton kernel",
+        remove_when="SGLang has a torch form of it",
+    ),
+    _replacement(
         "sglang.kernels.ops.speculative.cache_locs.assign_draft_cache_locs_contiguous_func",
         f"{_HOST}.cache_locs:assign_draft_cache_locs_contiguous_func",
         why="it runs a Triton kernel, or a CPU kernel that SGLang's wheel does not carry",

@@ -8,9 +8,8 @@ from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from transformers import PretrainedConfig
 
 from sglang_glm.attention import registry
+from sglang_glm.compat.topology_refusals import check_topology
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
-from sglang_glm.parallel.plan import ParallelPlan
-from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.platform import has_accelerator
 
 #: What `--kv-cache-dtype` stores, by torch's names; None follows the model.
@@ -32,7 +31,7 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
     view = resolving_view(server_args)
     architectures = model_config_of(view).hf_config.architectures or []
     if any(name in ARCHITECTURES for name in architectures):
-        check_parallel(view, check_config(view))
+        check_topology(view, check_config(view))
         check_flags(view)
         check_backends(view)
     previous(server_args)
@@ -55,30 +54,6 @@ def check_config(view: Any) -> GlmDsaConfig:
             "and FP8 (128x128 blocks) checkpoints"
         )
     return facts
-
-
-def check_parallel(view: Any, facts: GlmDsaConfig) -> None:
-    """Refuse sizes that SGLang would stop at later, in an assertion of one process.
-
-    Raises:
-        ValueError: names the flag and what to choose.
-    """
-    if view.attn_cp_size > 1 or view.moe_dp_size > 1:
-        return  # SGLang divides heads and experts differently then, and checks that itself
-    all_to_all = view.moe_a2a_backend != "none"
-    layout = ParallelLayout(
-        tp_size=view.tp_size,
-        attn_dp_size=view.attn_dp_size,
-        # Left out with an all-to-all, it means all ranks.
-        ep_size=view.tp_size if all_to_all and view.ep_size == 1 else view.ep_size,
-        dcp_size=view.dcp_size,
-        moe_dispatch="all_to_all" if all_to_all else "none",
-        dense_mlp_replicated=view.moe_dense_tp_size == 1,
-        lm_head_per_attn_group=view.enable_dp_lm_head,
-        # How ranks lie on machines is SGLang's to check.
-        gpus_per_node=view.tp_size,
-    )
-    ParallelPlan(config=facts, layout=layout)
 
 
 def check_flags(view: Any) -> None:

@@ -11,6 +11,7 @@ test_repeatable     20 times alone and in batches: the same tokens; under TP eac
                     between ranks while that runs (T41)
 test_prefix_hit     a cached prefix is found on the rank that holds it
 test_lost_rank      a killed rank ends the server within seconds, with the reason in the log, mid-request
+test_stopped_rank   a rank that stands still, busy or idle, ends it by SGLang's watchdog
 """
 
 from __future__ import annotations
@@ -29,27 +30,24 @@ from tests.support.server import Server, ServerSpec
 MAX_DIFF = 1e-5
 MAX_EXCUSED = 0.02
 MODEL = checkpoint("--mtp", "--index-topk", "16")
-BASE = (
-    "--dtype",
-    "float32",
-    "--chunked-prefill-size",
-    "256",
-    "--max-total-tokens",
-    "8192",
-    "--tp",
-    "2",
-)
+ONE = ("--dtype", "float32", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
+BASE = (*ONE, "--tp", "2")
 _DRAFTS = ("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1")
 CHAIN_OF_3 = (*_DRAFTS, "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4")
 #: Three rows a request: an odd number over two ranks.
 CHAIN_OF_2 = (*_DRAFTS, "--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3")
 CHECKED = (("SGLANG_GLM_CHECK_INDEX_AGREEMENT", "1"),)
+WHOLE_SCAN = (*CHECKED, ("SGLANG_GLM_DIVIDE_INDEX_SCAN", "off"))
+DIVIDED_SCAN = (*CHECKED, ("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on"))
+#: The second stage starts on a shared index layer, within a run of three.
+SHARED_START = (("SGLANG_PP_LAYER_PARTITION", "4,4"),)
+WATCHDOG_S = 10
 
 #: The first two are part of every run; the others of `make test-all`.
 TOPOLOGIES = {
-    "tp2": ServerSpec(MODEL, BASE, CHECKED),
+    "tp2": ServerSpec(MODEL, BASE, DIVIDED_SCAN),
     "tp2_dp2_ep2": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--ep-size", "2")),
-    "tp2_ep2": ServerSpec(MODEL, (*BASE, "--ep-size", "2"), CHECKED),
+    "tp2_ep2": ServerSpec(MODEL, (*BASE, "--ep-size", "2"), WHOLE_SCAN),
     "tp2_dp2_head": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--enable-dp-lm-head")),
     "tp2_dp2_gatherv": ServerSpec(
         MODEL, (*BASE, "--attn-dp-size", "2"), (("SGLANG_DP_USE_GATHERV", "1"),)
@@ -62,10 +60,18 @@ TOPOLOGIES = {
         MODEL, (*BASE, "--attn-dp-size", "2", "--ep-size", "2", *CHAIN_OF_3)
     ),
     "tp2_a2a_mtp": ServerSpec(MODEL, (*BASE, "--moe-a2a-backend", "glm_a2a", *CHAIN_OF_2), CHECKED),
+    "pp2": ServerSpec(MODEL, (*ONE, "--pp-size", "2"), SHARED_START),
+    "pp2_mtp": ServerSpec(
+        MODEL,
+        (*ONE, "--pp-size", "2", *CHAIN_OF_2),
+        (*SHARED_START, ("SGLANG_ENABLE_PP_SPEC", "1")),
+    ),
+    "pp2_tp2": ServerSpec(MODEL, (*BASE, "--pp-size", "2"), (*SHARED_START, *DIVIDED_SCAN)),
     "tp4_dp2_a2a": ServerSpec(
-        MODEL, (*BASE[:-1], "4", "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a"), CHECKED
+        MODEL, (*ONE, "--tp", "4", "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a"), CHECKED
     ),
 }
+STOPPABLE = ServerSpec(MODEL, (*BASE, "--watchdog-timeout", str(WATCHDOG_S)))
 _SLOW = [name for name in TOPOLOGIES if name not in ("tp2", "tp2_dp2_ep2")]
 
 
@@ -161,3 +167,24 @@ def test_lost_rank(server: Server) -> None:
         assert server.process.wait(20) != 0
         assert time.monotonic() - killed < 20
     assert "closed by peer" in server.log or "reset by peer" in server.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [STOPPABLE], indirect=True, ids=["tp2"])
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_stopped_rank(server: Server, state: str) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        if state == "idle":
+            server.rank_process(1).suspend()
+        running = threads.submit(server.generate, prompt(server, 20, seed=1), max_new_tokens=4000)
+        if state == "busy":
+            time.sleep(2)
+            assert not running.done()
+            server.rank_process(1).suspend()
+        stopped = time.monotonic()
+        with pytest.raises(requests.RequestException):
+            running.result(timeout=60)
+        assert server.process.wait(60) != 0
+        # It looks every half timeout and waits five seconds for the log.
+        assert time.monotonic() - stopped < 1.5 * WATCHDOG_S + 5 + 10
+    assert "Scheduler watchdog timeout" in server.log
