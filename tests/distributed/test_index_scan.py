@@ -103,8 +103,7 @@ def test_costs() -> None:
         (h200, [(1, 32768)], [(6, 131072)] * 8),
     ):
         saved = [
-            costs.saved_us(scan, index_topk=glm.index_topk, world_size=2)
-            for scan in (short, long)
+            costs.saved_us(scan, index_topk=glm.index_topk, world_size=2) for scan in (short, long)
         ]
         assert saved[0] < 0 < saved[1]
     # A wide batch of short histories would gather more than it scans.
