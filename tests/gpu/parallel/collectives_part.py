@@ -42,7 +42,7 @@ def run(ranks: Ranks, sizes: tuple[int, ...] = SIZES) -> None:
                 size * (n - 1) / n,
             ),
         ):
-            times = ranks.times_us(call)
+            times = ranks.times_us(call, graph=True)
             ranks.row(
                 op=op,
                 form="nccl" if ranks.device == "cuda" else "gloo",

@@ -144,7 +144,9 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (8, 32, 128)) -> None:
                 form="deepep_low_latency",
                 shape=case.name,
                 dtype="e4m3" if fp8 else "bf16",
-                **ranks.times_us(lambda c=case, i=inputs, f=fp8: mode.dispatch(c, i, fp8=f)),
+                **ranks.times_us(
+                    lambda c=case, i=inputs, f=fp8: mode.dispatch(c, i, fp8=f), graph=True
+                ),
                 bytes=int(sent * row_bytes),
                 **predicted("dispatch", ranks.world_size, count * ranks.world_size),
                 max_error=error,
@@ -157,7 +159,9 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (8, 32, 128)) -> None:
             form="deepep_low_latency",
             shape=case.name,
             dtype="bf16",
-            **ranks.times_us(lambda o=output, i=inputs, h=handle: mode.combine(o, i, h)),
+            **ranks.times_us(
+                lambda o=output, i=inputs, h=handle: mode.combine(o, i, h), graph=True
+            ),
             bytes=int(sent * case.hidden_size * 2),
             **predicted("combine", ranks.world_size, count * ranks.world_size),
             max_error=run_case(ranks, mode, case, fp8=False)[0],

@@ -98,9 +98,11 @@ def run(ranks: Ranks, cases: tuple[tuple[int, int, int], ...] = CASES) -> None:
         whole = select_whole(p, ends, shape.topk)
         divided = select_divided(part, ends, share, shape.topk)
         differing = int((whole != divided).any(dim=1).sum())
-        whole_us = ranks.times_us(lambda p=p, e=ends, k=shape.topk: select_whole(p, e, k))
+        whole_us = ranks.times_us(
+            lambda p=p, e=ends, k=shape.topk: select_whole(p, e, k), graph=True
+        )
         divided_us = ranks.times_us(
-            lambda p=part, e=ends, s=share, k=shape.topk: select_divided(p, e, s, k)
+            lambda p=part, e=ends, s=share, k=shape.topk: select_divided(p, e, s, k), graph=True
         )
         scanned = [(next_n, length)] * batch_size
         ranks.row(

@@ -61,20 +61,47 @@ class Ranks:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.item()
 
-    def times_us(self, run: Callable[[], object], repeats: int = REPEATS) -> dict[str, float]:
+    def times_us(
+        self, run: Callable[[], object], *, graph: bool = False, repeats: int = REPEATS
+    ) -> dict[str, Any]:
         """Time of one call on the stream, host waits included, every rank starting together.
+
+        Args:
+            run: The call.
+            graph: Replay it from a CUDA graph where it can be captured, as decode does.
+            repeats: Calls that are timed.
 
         Returns:
             `time_us` and `p90_us`: median and 90th percentile of this rank's calls, the slowest
-            rank's of each.
+            rank's of each; `launch`, "graph" or "eager".
         """
         for _ in range(WARM_UPS):
             run()
+        launch = "eager"
+        if graph and self.device == "cuda":
+            replay = self._capture(run)
+            # All ranks replay, or none: a collective has to be launched alike.
+            if not self.most(replay is None):
+                run, launch = replay, "graph"
+                run()
         times = sorted(self._once_us(run) for _ in range(repeats))
         return {
             "time_us": round(self.most(statistics.median(times)), 2),
             "p90_us": round(self.most(times[int(0.9 * (len(times) - 1))]), 2),
+            "launch": launch,
         }
+
+    def _capture(self, run: Callable[[], object]) -> Callable[[], object] | None:
+        """The call as a graph's replay, or None where it cannot be captured."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                run()
+        except RuntimeError as problem:
+            self.say(f"not captured: {str(problem)[:200]}")
+            return None
+        return graph.replay
 
     def _once_us(self, run: Callable[[], object]) -> float:
         self._meet()
