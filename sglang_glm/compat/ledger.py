@@ -164,6 +164,14 @@ SEAMS: tuple[Seam, ...] = (
         probe=parallel_state.check_direct_collectives,
     ),
     Seam(
+        target="sglang.srt.distributed.parallel_state.initialize_model_parallel",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:initialize_model_parallel",
+        why="decode context parallelism is refused on every device that is not in a list",
+        remove_when="SGLang asks the platform",
+    ),
+    Seam(
         target="sglang.srt.distributed.parallel_state.inplace_all_reduce",
         kind="replace",
         scope="host",

@@ -1,4 +1,4 @@
-"""SGLang's model runner in this process, without scheduler or server: whole, or cut into two stages."""
+"""SGLang's model runner in this process, without scheduler or server: a rank, or a pipeline in one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ class Engine:
     """One rank that prefills and decodes batches.
 
     SGLang keeps its configuration and groups in globals: make one per process, in a process that
-    does nothing else (`tests.support.ranks.run_ranks(program, 1)`).
+    does nothing else (`tests.support.ranks.run_ranks`).
     """
 
-    def __init__(self, model: str, *args: str) -> None:
-        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "0")
+    def __init__(self, model: str, *args: str, rank: int = 0) -> None:
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
@@ -32,10 +31,10 @@ class Engine:
         self._one_batch = one_batch
         self.server_args = prepare_server_args(["--model", model, *args])
         self.server_args.resolve_once()
-        publish(self.server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+        publish(self.server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=rank))
         one_batch._init_process_global_configs()
         ports = PortArgs.init_new(self.server_args)
-        self.runner = one_batch.load_model(self.server_args, ports, 0, 0)[0].torch_runner
+        self.runner = one_batch.load_model(self.server_args, ports, rank, rank)[0].torch_runner
 
     @torch.no_grad()
     def logits(self, prompts: list[list[int]], steps: int) -> list[torch.Tensor]:
