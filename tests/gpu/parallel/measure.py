@@ -1,6 +1,6 @@
 """Expert exchange, collectives and the divided index scan on all GPUs of a machine.
 
-    PYTHONPATH=.:kernels python -m tests.gpu.parallel.measure --commit HASH
+    python tests/gpu/parallel/measure.py --commit HASH
 
 Every part runs in processes of its own, one per GPU, so that one which fails or hangs costs no other
 its rows. Prints DeepEP's probe first and a table last; appends rows to docs/bench/parallel.jsonl.
@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 #: In this order: the module whose `run(ranks)` a part calls.
@@ -40,6 +41,16 @@ ENVIRONMENT = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "PYTHONUNBUFFERED": "1",
 }
+
+
+def use_this_checkout() -> None:
+    """Import this checkout's packages, whatever else is installed under their names."""
+    root = Path(__file__).resolve().parents[3]
+    sys.path[:0] = [str(root), str(root / "kernels")]
+    # A folder without __init__ loses against any installed distribution that brings `tests` along.
+    tests = types.ModuleType("tests")
+    tests.__path__ = [str(root / "tests")]
+    sys.modules["tests"] = tests
 
 
 def run_rank(part: str, rows_path: Path, device: str, commit: str, limit_s: float) -> None:
@@ -84,7 +95,7 @@ def run_part(part: str, args: argparse.Namespace, limit_s: float) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "tests.gpu.parallel.measure", "--part", part]
+    command = [sys.executable, __file__, "--part", part]
     command += ["--device", args.device, "--commit", args.commit, "--limit", str(limit_s)]
     command += ["--rows", str(args.logs / f"{part}.jsonl")]
     children = []
@@ -207,4 +218,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    use_this_checkout()
     sys.exit(main())
