@@ -85,6 +85,14 @@ SEAMS: tuple[Seam, ...] = (
         why="a batch larger than DeepEP's low-latency buffers stops at graph capture, in a kernel's assertion",
         remove_when="SGLang checks the capacity of --moe-a2a-backend deepep at start",
     ),
+    _resolution_hook(
+        "validate_deepep_v2_dispatch_token_budget",
+        "sglang_glm.compat.topology_refusals:refuse_unread_stripes",
+        scope="cuda",
+        why="decode context parallelism starts with DSA backends that cannot attend to a part of a "
+        "history, and fails at the first request",
+        remove_when="SGLang checks DSA backends against --dcp-size",
+    ),
     Seam(
         target="sglang.srt.platforms.current_platform.get_kv_pool_cls",
         kind="platform",

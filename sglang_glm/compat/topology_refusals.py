@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 from sglang.srt.environ import envs
 
+from sglang_glm.config import ARCHITECTURES
 from sglang_glm.parallel.plan import ParallelPlan
 from sglang_glm.parallel.stages import PARTITION_VARIABLE, stage_layers
 from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.platform import has_accelerator
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang_glm.config import GlmDsaConfig
 
 PP_SPEC_VARIABLE = "SGLANG_ENABLE_PP_SPEC"
@@ -83,3 +87,34 @@ def check_context_parallel(view: Any) -> None:
             "--enable-prefill-cp: the CPU backend plans whole requests on a rank; leave the flag out "
             "(--attn-dp-size spreads requests, --chunked-prefill-size bounds a long one)"
         )
+
+
+def refuse_unread_stripes(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Run SGLang's last check, then ours of what reads a history in stripes on CUDA.
+
+    Raises:
+        ValueError: names the backend that cannot, and the one that can.
+    """
+    previous(server_args)
+    view = resolved_view(server_args)
+    architectures = model_config_of(view).hf_config.architectures or []
+    if any(name in ARCHITECTURES for name in architectures):
+        check_stripe_backends(view)
+
+
+def check_stripe_backends(view: Any) -> None:
+    """Refuse decode context parallelism for kernels that return no log-sum-exp to join parts by.
+
+    Args:
+        view: Resolved arguments: which backend serves depends on the GPU where no flag names one.
+    """
+    if view.dcp_size == 1:
+        return
+    for phase in ("prefill", "decode"):
+        name = getattr(view, f"dsa_{phase}_backend")
+        if name != "trtllm":
+            raise ValueError(
+                f"--dcp-size {view.dcp_size} with --dsa-{phase}-backend {name}: only trtllm, which needs "
+                "Blackwell, attends to a part of a history; choose it for both phases or leave "
+                "--dcp-size out"
+            )
