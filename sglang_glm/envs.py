@@ -85,6 +85,12 @@ CUDA_KERNELS = EnvVar(
     _choice("auto", "named"),
     "auto: our CUDA kernels serve where they were measured to be faster; named: only where a flag names them",
 )
+DIVIDE_INDEX_SCAN = EnvVar(
+    "SGLANG_GLM_DIVIDE_INDEX_SCAN",
+    "auto",
+    _choice("auto", "on", "off"),
+    "whether tensor-parallel ranks on the CPU each score a part of the history; auto: where that is predicted to be faster",
+)
 
 ALL: tuple[EnvVar, ...] = (
     ENABLE,
@@ -92,6 +98,7 @@ ALL: tuple[EnvVar, ...] = (
     INDEX_KEY_DTYPE,
     CHECK_INDEX_AGREEMENT,
     CUDA_KERNELS,
+    DIVIDE_INDEX_SCAN,
 )
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import torch
 from glm_kernels.attention.masked_mla import masked_mla
 from glm_kernels.attention.sparse_mla import sparse_mla
 from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
 from glm_kernels.indexer.topk_indices import positions_to_slots
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 from sglang_glm.attention.metadata import BatchRows, RequestRows, plan_rows
+from sglang_glm.parallel.history_stripes import local_slots
 
 if TYPE_CHECKING:
-    import torch
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
+
+#: Rows of all heads, with the log-sum-exp beside them where other ranks hold the rest of a history.
+AttentionResult = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 class GlmDsaHostAttnBackend(AttentionBackend):
@@ -50,6 +55,10 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         self.prefill_form = kernel.dsa_prefill_backend
         self.decode_form = kernel.dsa_decode_backend
         self.forward_metadata: BatchRows = BatchRows(requests=())
+        parallel = get_parallel()
+        # A draft's cache is whole on every rank.
+        self.stripes = 1 if model_runner.is_draft_worker else parallel.attn_dcp_size
+        self.stripe = parallel.attn_dcp_rank if self.stripes > 1 else 0
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan the rows of this forward."""
@@ -75,12 +84,17 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         """The same, under the name that SGLang's CPU engine asks by."""
         return self.get_cuda_graph_seq_len_fill_value()
 
-    def forward_decode(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward_decode(self, *args: Any, **kwargs: Any) -> AttentionResult:
         """One row a request; see `forward_extend`."""
         return self._forward(self.decode_form, *args, **kwargs)
 
-    def forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Prefill, verify and draft extend: `q` `[rows, heads, 512]` to `[rows, heads * 512]`."""
+    def forward_extend(self, *args: Any, **kwargs: Any) -> AttentionResult:
+        """Prefill, verify and draft extend: `q` `[rows, heads, 512]` to `[rows, heads * 512]`.
+
+        Under decode context parallelism `q` has the heads of all ranks, and the result is partial,
+        over the positions that this rank stores: with it comes `[rows, heads]` fp32, the base-2
+        log-sum-exp that joins the parts.
+        """
         return self._forward(self.prefill_form, *args, **kwargs)
 
     def _forward(
@@ -95,7 +109,7 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         q_rope: torch.Tensor | None = None,
         k_rope: torch.Tensor | None = None,
         topk_indices: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    ) -> AttentionResult:
         if q_rope is None or k_rope is None:
             raise RuntimeError(
                 f"layer {layer.layer_id} sent no rotary parts; only absorbed MLA is served"
@@ -113,9 +127,14 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         q_all[..., :KV_LORA_RANK] = q.view(-1, layer.tp_q_head_num, KV_LORA_RANK)
         q_all[..., KV_LORA_RANK:] = q_rope
         out = q.new_zeros(q.shape[0], layer.tp_q_head_num, KV_LORA_RANK)
+        lse = torch.full(out.shape[:2], float("-inf"), dtype=torch.float32)
         for request in self.get_indexer_metadata(layer.layer_id, forward_batch).requests:
             rows = request.rows
-            out[rows] = self._attend(form, q_all[rows], request, topk_indices[rows], layer)
+            out[rows], lse[rows] = self._attend(
+                form, q_all[rows], request, topk_indices[rows], layer
+            )
+        if self.stripes > 1:
+            return out.view(q.shape[0], -1), lse / math.log(2.0)
         return out.view(q.shape[0], -1)
 
     def _attend(
@@ -125,8 +144,11 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         request: RequestRows,
         topk_positions: torch.Tensor,
         layer: RadixAttention,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention of a request's rows and its natural log-sum-exp."""
         selects_all = request.cache_seqlen <= self.index_topk
+        if self.stripes > 1:
+            form = "glm_sparse"  # the masked form reads a whole history
         if form == "glm_auto":
             form = (
                 "glm_masked" if selects_all or self._masking_is_cheaper(request) else "glm_sparse"
@@ -134,10 +156,12 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         if form == "glm_masked":
             latents = self.token_to_kv_pool.latent_rows(layer.layer_id, request.slots)
             selection = None if selects_all else topk_positions
-            return masked_mla(q, latents, request.row_lengths(), layer.scaling, selection)[0]
+            return masked_mla(q, latents, request.row_lengths(), layer.scaling, selection)
         slots = positions_to_slots(topk_positions, request.slots[None], page_size=1)
+        if self.stripes > 1:
+            slots = local_slots(slots, self.stripe, self.stripes)
         cache = self.token_to_kv_pool.latent_cache(layer.layer_id)
-        return sparse_mla(q, cache, slots, layer.scaling)[0]
+        return sparse_mla(q, cache, slots, layer.scaling)
 
     def _masking_is_cheaper(self, request: RequestRows) -> bool:
         # A gathered row is copied and multiplied in small batched products, at about a quarter of

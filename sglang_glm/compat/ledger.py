@@ -86,6 +86,14 @@ SEAMS: tuple[Seam, ...] = (
         why="a batch larger than DeepEP's low-latency buffers stops at graph capture, in a kernel's assertion",
         remove_when="SGLang checks the capacity of --moe-a2a-backend deepep at start",
     ),
+    _resolution_hook(
+        "validate_deepep_v2_dispatch_token_budget",
+        "sglang_glm.compat.topology_refusals:refuse_unread_stripes",
+        scope="cuda",
+        why="decode context parallelism starts with DSA backends that cannot attend to a part of a "
+        "history, and fails at the first request",
+        remove_when="SGLang checks DSA backends against --dcp-size",
+    ),
     Seam(
         target="sglang.srt.platforms.current_platform.get_kv_pool_cls",
         kind="platform",
@@ -163,6 +171,14 @@ SEAMS: tuple[Seam, ...] = (
         why="all-gather and reduce-scatter go through custom operators that have no CPU form",
         remove_when="the flag asks the platform",
         probe=parallel_state.check_direct_collectives,
+    ),
+    Seam(
+        target="sglang.srt.distributed.parallel_state.initialize_model_parallel",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.parallel_state:initialize_model_parallel",
+        why="decode context parallelism is refused on every device that is not in a list",
+        remove_when="SGLang asks the platform",
     ),
     Seam(
         target="sglang.srt.distributed.parallel_state.inplace_all_reduce",
@@ -289,6 +305,19 @@ SEAMS: tuple[Seam, ...] = (
         f"{_HOST}.allocation:assign_req_to_token_pool_func",
         why="it runs a Triton kernel, or a CPU kernel that SGLang's wheel does not carry",
         remove_when="SGLang asks the platform, as it does for assign_extend_cache_locs_func",
+    ),
+    _replacement(
+        "sglang.srt.mem_cache.allocation._alloc_page_size",
+        f"{_HOST}.allocation:alloc_page_size",
+        why="with decode context parallelism an allocator's page spans all ranks, and only known "
+        "devices ask the allocator",
+        remove_when="it asks the allocator on every device",
+    ),
+    _replacement(
+        "sglang.srt.layers.dcp.comm.cp_lse_ag_out_rs_mla",
+        f"{_HOST}.dcp_comm:cp_lse_ag_out_rs_mla",
+        why="the parts of a history are joined by a Triton kernel",
+        remove_when="SGLang has a torch form of it",
     ),
     _replacement(
         "sglang.kernels.ops.speculative.cache_locs.assign_draft_cache_locs_contiguous_func",

@@ -9,8 +9,8 @@ from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from transformers import PretrainedConfig
 
 from sglang_glm.attention import cuda_choice, registry
+from sglang_glm.compat.topology_refusals import check_topology
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
-from sglang_glm.parallel.plan import ParallelPlan
 from sglang_glm.platform import has_accelerator, has_cuda
 
 #: What `--kv-cache-dtype` stores, by torch's names; None follows the model.
@@ -40,7 +40,7 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
     architectures = model_config_of(view).hf_config.architectures or []
     if any(name in ARCHITECTURES for name in architectures):
         facts = check_config(view)
-        check_parallel(view, facts)
+        check_topology(view, facts)
         check_flags(view)
         check_backends(view, facts)
     previous(server_args)
@@ -63,26 +63,6 @@ def check_config(view: Any) -> GlmDsaConfig:
             "and FP8 (128x128 blocks) checkpoints"
         )
     return facts
-
-
-def check_parallel(view: Any, facts: GlmDsaConfig) -> None:
-    """Refuse sizes that SGLang would stop at later, in an assertion of one process.
-
-    Raises:
-        ValueError: names the flag and what to choose.
-    """
-    if view.attn_cp_size > 1 or view.moe_dp_size > 1:
-        return  # SGLang divides heads and experts differently then, and checks that itself
-    all_to_all = view.moe_a2a_backend != "none"
-    ParallelPlan(
-        config=facts,
-        tp_size=view.tp_size,
-        attn_dp_size=view.attn_dp_size,
-        # Left out with an all-to-all, it means all ranks.
-        ep_size=view.tp_size if all_to_all and view.ep_size == 1 else view.ep_size,
-        all_to_all=all_to_all,
-        dense_replicated=view.moe_dense_tp_size == 1,
-    )
 
 
 def check_flags(view: Any) -> None:

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from glm_kernels.cache.index_pages import quantize_index_k
 from glm_kernels.indexer.mqa_logits import mqa_logits
-from glm_kernels.indexer.topk_indices import topk_indices
 from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
 from sglang_glm.layers.draft_selection import carried_selection, extend_selection
+from sglang_glm.layers.index_selection import select
 from sglang_glm.parallel.index_agreement import settle_selection
 
 if TYPE_CHECKING:
@@ -63,27 +63,29 @@ def indexer_forward(
     if not return_indices:
         return None
     carried = carried_selection(forward_batch)
-    unshared = []
+    scanned = []
     for request in batch.requests:
         reused = None if carried is None else _reuse(carried, request)
-        if reused is None:
-            unshared.append(request)
-        else:
+        if reused is not None:
             selected[request.rows] = reused
-    if any(request.cache_seqlen > self.index_topk for request in unshared):
+        elif request.cache_seqlen <= self.index_topk:
+            selected[request.rows] = _select_all(request, self.index_topk)
+        else:
+            scanned.append(request)
+    if scanned:
         query, weights = _index_query(
             self, x, q_lora, positions, quantized=cache.keys(layer_id).dtype == torch.uint8
         )
-    for request in unshared:
-        if request.cache_seqlen <= self.index_topk:
-            selected[request.rows] = _select_all(request, self.index_topk)
-            continue
-        keys = cache.load(layer_id, request.slots)
-        ends = request.row_lengths()
-        logits = mqa_logits(
-            query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends
-        )
-        selected[request.rows] = topk_indices(logits, self.index_topk)
+
+        def score(request: RequestRows, positions: range) -> torch.Tensor:
+            keys = cache.load(layer_id, request.slots[positions.start : positions.stop])
+            ends = (request.row_lengths() - positions.start).clamp(0, len(positions))
+            return mqa_logits(
+                query[request.rows], keys, weights[request.rows], torch.zeros_like(ends), ends
+            )
+
+        for request, chosen in zip(scanned, select(scanned, score, self.index_topk), strict=True):
+            selected[request.rows] = chosen
     return maybe_capture_indexer_topk(layer_id, settle_selection(selected, layer_id))
 
 

@@ -15,8 +15,10 @@ from glm_kernels.cache.mla_rows import unpack_mla_rows
 from glm_kernels.cache.store_mla_kv import store_mla_kv
 from sglang.srt.mem_cache.index_key_cache import IndexKeyCache
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, unwrap_write_loc
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_glm import envs
+from sglang_glm.parallel.history_stripes import owned_rows
 
 _FLOAT_INDEX_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -55,7 +57,7 @@ class GlmIndexKeyCache(IndexKeyCache):
     def __init__(self, pool: DSATokenToKVPool, index_buf_size: int) -> None:
         self.pool = pool
         # One page more than the pool's: page 0 takes the writes of padded rows.
-        num_pages = (index_buf_size + pool.page_size + 1) // pool.page_size
+        num_pages = (index_buf_size + pool.page_size + 1) // layout.PAGE_SIZE
         self.buffer = [
             lazy_zeros(
                 self._buffer_shape(self._layer_num_pages(layer, num_pages)),
@@ -135,9 +137,11 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
     """
 
     def __init__(self, size: int, page_size: int, *args: Any, **kwargs: Any) -> None:
-        if page_size != layout.PAGE_SIZE:
+        # A draft's pool under decode context parallelism has the pages of all ranks in one.
+        if page_size % layout.PAGE_SIZE or page_size == 0:
             raise ValueError(
-                f"page_size is {page_size}, expected {layout.PAGE_SIZE}: index pages hold that many keys"
+                f"page_size is {page_size}, expected a multiple of {layout.PAGE_SIZE}: index pages "
+                "hold that many keys"
             )
         self.index_k_with_scale_buffer_dtype = index_key_storage(kwargs["dtype"])
         super().__init__(size, page_size, *args, **kwargs)
@@ -156,7 +160,20 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
         cache_k_nope: torch.Tensor,
         cache_k_rope: torch.Tensor,
     ) -> None:
-        store_mla_kv(dst_buffer, loc, cache_k_nope.flatten(1), cache_k_rope.flatten(1))
+        latents, rotary = cache_k_nope.flatten(1), cache_k_rope.flatten(1)
+        if self.stripes > 1:
+            mine, loc = owned_rows(loc, get_parallel().attn_dcp_rank, self.stripes)
+            latents, rotary = latents[mine], rotary[mine]
+        store_mla_kv(dst_buffer, loc, latents, rotary)
+
+    @property
+    def stripes(self) -> int:
+        """Ranks over which the latents of a history are spread; this pool holds one stripe."""
+        return 1 if self.dcp_replicated else get_parallel().attn_dcp_size
+
+    def _stripe_of_run(self, indices: torch.Tensor) -> torch.Tensor:
+        """This rank's rows among a page-aligned run of slots."""
+        return owned_rows(indices, get_parallel().attn_dcp_rank, self.stripes)[1]
 
     def latent_rows(self, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
         """Rows of the given slots, dequantised.
@@ -190,7 +207,7 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
     ) -> dict[str, list[torch.Tensor]]:
         """Latent rows and index pages of `indices`, for a request that is retracted."""
         return {
-            "kv": [buffer[indices] for buffer in self.kv_buffer],
+            "kv": [buffer[self._stripe_of_run(indices)] for buffer in self.kv_buffer],
             "index_k": self.index_key_cache.cpu_copy(indices),
         }
 
@@ -203,5 +220,5 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
     ) -> None:
         """Put what `get_cpu_copy` saved into the slots `indices`."""
         for buffer, saved in zip(self.kv_buffer, kv_cache_cpu_dict["kv"], strict=True):
-            buffer[indices] = saved
+            buffer[self._stripe_of_run(indices)] = saved
         self.index_key_cache.load_cpu_copy(kv_cache_cpu_dict["index_k"], indices)

@@ -77,10 +77,6 @@ def dispatch(
         raise ValueError(
             f"dispatch: {num_experts} experts over {world_size} ranks, expected a multiple"
         )
-    if topk_ids.numel() and int(topk_ids.max()) >= num_experts:
-        raise ValueError(
-            f"dispatch: topk_ids holds {int(topk_ids.max())}, expected ids below {num_experts}"
-        )
     num_local = num_experts // world_size
     rank_of = torch.where(topk_ids < 0, -1, topk_ids // num_local)  # [num_tokens, num_topk]
     ranks = torch.arange(world_size, device=rank_of.device)
@@ -90,11 +86,16 @@ def dispatch(
     sent_counts = is_sent.sum(dim=1)
     received_counts = torch.empty_like(sent_counts)
     dist.all_to_all_single(received_counts, sent_counts, group=group)
+    highest = topk_ids.max() if topk_ids.numel() else sent_counts.new_tensor(-1)
+    # One wait of the host for all that it has to know.
+    *counts, highest_id = torch.cat([sent_counts, received_counts, highest.view(1)]).tolist()
+    if highest_id >= num_experts:
+        raise ValueError(f"dispatch: topk_ids holds {highest_id}, expected ids below {num_experts}")
     route = Route(
         num_tokens=hidden_states.shape[0],
         token_of_sent_row=token,
-        sent_counts=tuple(sent_counts.tolist()),
-        received_counts=tuple(received_counts.tolist()),
+        sent_counts=tuple(counts[:world_size]),
+        received_counts=tuple(counts[world_size:]),
     )
 
     is_local = rank_of[token] == destination[:, None]

@@ -1,4 +1,4 @@
-"""How one model is spread over GPUs, and which mixes are impossible."""
+"""Sizes of the groups that one model is divided over, and which mixes are impossible."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ class ParallelLayout:
         lm_head_per_attn_group: The head is split within an attention-TP group only
             (`--enable-dp-lm-head`).
         gpus_per_node: GPUs joined by the fast link.
+
+    Raises:
+        ValueError: the sizes cannot be combined; says which flag to change.
     """
 
     tp_size: int = 1
@@ -39,30 +42,45 @@ class ParallelLayout:
     gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("tp_size", "attn_dp_size", "ep_size", "dcp_size", "gpus_per_node"):
-            if getattr(self, name) < 1:
+        for flag, size in (
+            ("--tp", self.tp_size),
+            ("--attn-dp-size", self.attn_dp_size),
+            ("--ep-size", self.ep_size),
+            ("--dcp-size", self.dcp_size),
+            ("gpus_per_node", self.gpus_per_node),
+        ):
+            if size < 1:
+                raise ValueError(f"{flag} {size}: expected at least 1")
+        for flag, size in (("--attn-dp-size", self.attn_dp_size), ("--ep-size", self.ep_size)):
+            if self.tp_size % size:
                 raise ValueError(
-                    f"ParallelLayout: {name} is {getattr(self, name)}, expected at least 1"
+                    f"{flag} {size} with --tp {self.tp_size}: it divides the ranks into groups, "
+                    f"so choose a divisor of {self.tp_size}"
                 )
-        self._divides("attn_dp_size", self.attn_dp_size, "tp_size", self.tp_size)
-        self._divides("ep_size", self.ep_size, "tp_size", self.tp_size)
-        self._divides("dcp_size", self.dcp_size, "tp_size / attn_dp_size", self.attn_tp_size)
-        if self.moe_dispatch == "all_to_all" and self.ep_size != self.tp_size:
+        if self.attn_tp_size % self.dcp_size:
             raise ValueError(
-                f"ParallelLayout: ep_size is {self.ep_size} with an all-to-all dispatch, expected "
-                f"tp_size={self.tp_size}: every rank sends to and receives from all experts"
+                f"--dcp-size {self.dcp_size} with {self.attn_tp_size} ranks in an attention group "
+                f"(--tp {self.tp_size}, --attn-dp-size {self.attn_dp_size}): they share the history "
+                f"of a request, so choose a divisor of {self.attn_tp_size}"
             )
+        self._check_all_to_all()
         if self.tp_size > self.gpus_per_node and self.tp_size % self.gpus_per_node:
             raise ValueError(
-                f"ParallelLayout: tp_size is {self.tp_size}, expected a multiple of "
-                f"gpus_per_node={self.gpus_per_node} once it spans nodes"
+                f"--tp {self.tp_size} over nodes of {self.gpus_per_node} GPUs: expected whole nodes, "
+                f"a multiple of {self.gpus_per_node}"
             )
 
-    @staticmethod
-    def _divides(name: str, size: int, whole_name: str, whole: int) -> None:
-        if whole % size:
+    def _check_all_to_all(self) -> None:
+        if self.moe_dispatch == "none":
+            return
+        if self.tp_size == 1:
             raise ValueError(
-                f"ParallelLayout: {name} is {size}, expected a divisor of {whole_name}={whole}"
+                "--moe-a2a-backend with --tp 1: there is no other rank to send to; leave the flag out"
+            )
+        if self.ep_size != self.tp_size:
+            raise ValueError(
+                f"--ep-size {self.ep_size} with --moe-a2a-backend and --tp {self.tp_size}: an all-to-all "
+                f"divides the experts over all ranks, so choose --ep-size {self.tp_size} or leave it out"
             )
 
     @property
@@ -102,23 +120,37 @@ class ParallelLayout:
             config: The model.
 
         Raises:
-            ValueError: One sentence with the two numbers that do not fit.
+            ValueError: a dimension cannot be divided so; says which flag to change.
         """
-        splits = (
-            ("num_attention_heads", config.num_attention_heads, "attention TP", self.attn_tp_size),
-            ("n_routed_experts", config.n_routed_experts, "ep_size", self.ep_size),
-            ("moe_intermediate_size", config.moe_intermediate_size, "MoE TP", self.moe_tp_size),
-            ("intermediate_size", config.intermediate_size, "dense TP", self.dense_mlp_tp_size),
+        shared_width = config.moe_intermediate_size * config.n_shared_experts
+        for name, size, parts, flags in (
             (
-                "moe_intermediate_size x n_shared_experts",
-                config.moe_intermediate_size * config.n_shared_experts,
-                "shared-expert TP",
-                self.shared_experts_tp_size,
+                "num_attention_heads",
+                config.num_attention_heads,
+                self.attn_tp_size,
+                "--tp or --attn-dp-size",
             ),
-        )
-        for name, size, group, parts in splits:
+            ("n_routed_experts", config.n_routed_experts, self.ep_size, "--ep-size"),
+            (
+                "moe_intermediate_size",
+                config.moe_intermediate_size,
+                self.moe_tp_size,
+                "--tp or --ep-size",
+            ),
+            (
+                "the shared experts' width",
+                shared_width,
+                self.shared_experts_tp_size,
+                "--tp or --moe-a2a-backend",
+            ),
+            (
+                "intermediate_size",
+                config.intermediate_size,
+                self.dense_mlp_tp_size,
+                "--tp or --moe-dense-tp-size",
+            ),
+        ):
             if size % parts:
                 raise ValueError(
-                    f"ParallelLayout: {name}={size} cannot be split over {group}={parts}; choose "
-                    "sizes that divide it"
+                    f"{name} {size} cannot be divided among {parts} ranks: choose another {flags}"
                 )

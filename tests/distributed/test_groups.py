@@ -3,12 +3,14 @@
 test_gather_scatter     all-gather, reduce-scatter and all-to-all of equal parts
 test_integer_sum        integer rows are summed in place, as the gather of token ids does
 test_variable_lengths   all_gatherv and reduce_scatterv with 3+1, 0+4 and 5+0 rows, several inputs, given outputs
+test_parts_join         partial attention of both ranks, joined, each keeping its heads; base-2 logarithms too
 test_wrong_rows         sizes that do not fit are refused on the rank that holds them
 test_agreement          equal selections pass; different ones raise on every rank, naming layer, row and place
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -21,6 +23,15 @@ SIZES = ([3, 1], [0, 4], [5, 0])
 
 def _rows(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (torch.arange(count * 2).view(count, 2) + 100 * rank).to(dtype)
+
+
+def _parts(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Partial attention `[3, 4, 8]` and natural log-sum-exps; of token 1 this rank has nothing."""
+    rng = torch.Generator().manual_seed(rank)
+    out, lse = torch.randn(3, 4, 8, generator=rng), torch.randn(3, 4, generator=rng)
+    if rank == 1:
+        out[1], lse[1] = 0, float("-inf")
+    return out, lse
 
 
 def _message(call: Any) -> str:
@@ -37,6 +48,8 @@ def program(rank: int) -> dict[str, Any]:
     load_plugins()
     from sglang.srt.distributed import parallel_state
 
+    from sglang_glm.compat.host.dcp_comm import cp_lse_ag_out_rs_mla
+    from sglang_glm.parallel.history_stripes import merge_over_ranks
     from sglang_glm.parallel.index_agreement import check_agreement
 
     group = parallel_state.GroupCoordinator(
@@ -76,6 +89,10 @@ def program(rank: int) -> dict[str, Any]:
         _message(lambda: group.reduce_scatterv(_rows(rank, 2), sizes=[3, 3])),
     )
 
+    out, lse = _parts(rank)
+    found["parts"] = merge_over_ranks(out, lse, group)
+    found["parts_base_2"] = cp_lse_ag_out_rs_mla(out, lse / math.log(2), group)
+
     selection = torch.tensor([[4, 2, -1], [7, 3, 1]], dtype=torch.int32)
     check_agreement(selection, 6, group.device_group)
     selection[1, 2] = rank
@@ -113,6 +130,15 @@ def test_variable_lengths(ranks: list[dict[str, Any]], index: int) -> None:
         assert torch.equal(floats, gathered) and torch.equal(given, gathered)
         assert torch.equal(integers, gathered.int()) and integers.dtype == torch.int32
         assert torch.equal(kept, summed[rank])
+
+
+def test_parts_join(ranks: list[dict[str, Any]]) -> None:
+    (out0, lse0), (out1, lse1) = _parts(0), _parts(1)
+    weight = torch.sigmoid(lse0 - lse1)[..., None]
+    joined = (weight * out0 + (1 - weight) * out1).transpose(0, 1)
+    for found, heads in zip(ranks, joined.split(2), strict=True):
+        torch.testing.assert_close(found["parts"], heads)
+        torch.testing.assert_close(found["parts_base_2"], heads)
 
 
 def test_wrong_rows(ranks: list[dict[str, Any]]) -> None:

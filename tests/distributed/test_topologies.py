@@ -9,8 +9,10 @@ test_batches        2, 3 and 5 requests at once: rows that do not divide over ra
 test_one_busy_rank  requests sent to one rank, the other empty; then a long prompt in chunks beside short decodes
 test_repeatable     20 times alone and in batches: the same tokens; under TP each selection is compared
                     between ranks while that runs (T41)
-test_prefix_hit     a cached prefix is found on the rank that holds it
+test_prefix_hit     a cached prefix is found on the rank that holds it, also in stripes over ranks (T24)
+test_drafts         the text of the target alone, and as many drafts accepted as in one process
 test_lost_rank      a killed rank ends the server within seconds, with the reason in the log, mid-request
+test_stopped_rank   a rank that stands still during a forward ends it by SGLang's watchdog
 """
 
 from __future__ import annotations
@@ -23,33 +25,35 @@ import requests
 
 from sglang_glm.verification.compare import merge_comparisons
 from tests.support.checkpoints import checkpoint
+from tests.support.mtp_checkpoints import aligned
+from tests.support.mtp_simulation import simulate
+from tests.support.mtp_traffic import WAVE, accept_histogram, together
 from tests.support.parity import compare, compare_all, prompt
 from tests.support.server import Server, ServerSpec
 
 MAX_DIFF = 1e-5
 MAX_EXCUSED = 0.02
 MODEL = checkpoint("--mtp", "--index-topk", "16")
-BASE = (
-    "--dtype",
-    "float32",
-    "--chunked-prefill-size",
-    "256",
-    "--max-total-tokens",
-    "8192",
-    "--tp",
-    "2",
-)
+#: Most of its drafts are accepted.
+DRAFTED = aligned(16)
+ONE = ("--dtype", "float32", "--chunked-prefill-size", "256", "--max-total-tokens", "8192")
+BASE = (*ONE, "--tp", "2")
 _DRAFTS = ("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1")
 CHAIN_OF_3 = (*_DRAFTS, "--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4")
 #: Three rows a request: an odd number over two ranks.
 CHAIN_OF_2 = (*_DRAFTS, "--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3")
 CHECKED = (("SGLANG_GLM_CHECK_INDEX_AGREEMENT", "1"),)
+WHOLE_SCAN = (*CHECKED, ("SGLANG_GLM_DIVIDE_INDEX_SCAN", "off"))
+DIVIDED_SCAN = (*CHECKED, ("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on"))
+#: The second stage starts on a shared index layer, within a run of three.
+SHARED_START = (("SGLANG_PP_LAYER_PARTITION", "4,4"),)
+WATCHDOG_S = 10
 
 #: The first two are part of every run; the others of `make test-all`.
 TOPOLOGIES = {
-    "tp2": ServerSpec(MODEL, BASE, CHECKED),
+    "tp2": ServerSpec(MODEL, BASE, DIVIDED_SCAN),
     "tp2_dp2_ep2": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--ep-size", "2")),
-    "tp2_ep2": ServerSpec(MODEL, (*BASE, "--ep-size", "2"), CHECKED),
+    "tp2_ep2": ServerSpec(MODEL, (*BASE, "--ep-size", "2"), WHOLE_SCAN),
     "tp2_dp2_head": ServerSpec(MODEL, (*BASE, "--attn-dp-size", "2", "--enable-dp-lm-head")),
     "tp2_dp2_gatherv": ServerSpec(
         MODEL, (*BASE, "--attn-dp-size", "2"), (("SGLANG_DP_USE_GATHERV", "1"),)
@@ -59,13 +63,25 @@ TOPOLOGIES = {
         MODEL, (*BASE, "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a")
     ),
     "tp2_dp2_ep2_mtp": ServerSpec(
-        MODEL, (*BASE, "--attn-dp-size", "2", "--ep-size", "2", *CHAIN_OF_3)
+        DRAFTED, (*BASE, "--attn-dp-size", "2", "--ep-size", "2", *CHAIN_OF_3)
     ),
-    "tp2_a2a_mtp": ServerSpec(MODEL, (*BASE, "--moe-a2a-backend", "glm_a2a", *CHAIN_OF_2), CHECKED),
+    "tp2_a2a_mtp": ServerSpec(
+        DRAFTED, (*BASE, "--moe-a2a-backend", "glm_a2a", *CHAIN_OF_2), CHECKED
+    ),
+    "tp2_dcp2": ServerSpec(MODEL, (*BASE, "--dcp-size", "2"), CHECKED),
+    "tp2_dcp2_mtp": ServerSpec(DRAFTED, (*BASE, "--dcp-size", "2", *CHAIN_OF_2), CHECKED),
+    "pp2": ServerSpec(MODEL, (*ONE, "--pp-size", "2"), SHARED_START),
+    "pp2_mtp": ServerSpec(
+        DRAFTED,
+        (*ONE, "--pp-size", "2", *CHAIN_OF_2),
+        (*SHARED_START, ("SGLANG_ENABLE_PP_SPEC", "1")),
+    ),
+    "pp2_tp2": ServerSpec(MODEL, (*BASE, "--pp-size", "2"), (*SHARED_START, *DIVIDED_SCAN)),
     "tp4_dp2_a2a": ServerSpec(
-        MODEL, (*BASE[:-1], "4", "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a"), CHECKED
+        MODEL, (*ONE, "--tp", "4", "--attn-dp-size", "2", "--moe-a2a-backend", "glm_a2a"), CHECKED
     ),
 }
+STOPPABLE = ServerSpec(MODEL, (*BASE, "--watchdog-timeout", str(WATCHDOG_S)))
 _SLOW = [name for name in TOPOLOGIES if name not in ("tp2", "tp2_dp2_ep2")]
 
 
@@ -135,17 +151,37 @@ def test_repeatable(server: Server) -> None:
         assert answers[1]["output_ids"] == alone
 
 
-@on_dp
+@topologies()
 def test_prefix_hit(server: Server) -> None:
     server.flush_cache()
-    first = prompt(server, 170, seed=31)
-    second = first[:128] + prompt(server, 30, seed=32)
-    server.generate(first, routed_dp_rank=1)
+    rank = 1 if "--attn-dp-size" in server.spec.args else None
+    first = prompt(server, 290, seed=31)
+    second = first[:256] + prompt(server, 30, seed=32)
+    server.generate(first, routed_dp_rank=rank)
     answer = server.generate(
-        second, routed_dp_rank=1, logprob_start_len=len(second) - 1, max_new_tokens=6
+        second, routed_dp_rank=rank, logprob_start_len=len(second) - 1, max_new_tokens=6
     )
-    assert answer["meta_info"]["cached_tokens"] == 128
+    # Whole pages, which span all ranks of a striped history; drafts look one token ahead.
+    page = 64 * (2 if "--dcp-size" in server.spec.args else 1)
+    has_drafts = "--speculative-algorithm" in server.spec.args
+    assert answer["meta_info"]["cached_tokens"] == 256 - page * has_drafts
     check(compare(server, answer, second))
+
+
+@topologies(*(name for name in TOPOLOGIES if name.endswith("mtp")))
+def test_drafts(server: Server) -> None:
+    server.flush_cache()
+    steps = int(server.spec.args[server.spec.args.index("--speculative-num-steps") + 1])
+    for request, answer in zip(WAVE, together(server, WAVE), strict=True):
+        ids, count = list(request.input_ids), request.max_new_tokens
+        alone = simulate(server.spec.model, ids, count, steps, share=True)
+        assert answer["output_ids"] == alone.token_ids[:count]
+        accepted = accept_histogram(answer, steps)
+        if "--pp-size" in server.spec.args:
+            # SGLang's first round after a prefill carries no drafts yet.
+            assert sum(accepted[1:]) > 0
+        else:
+            assert accepted == alone.histogram(steps)
 
 
 @topologies("tp2", "tp2_dp2_ep2")
@@ -161,3 +197,20 @@ def test_lost_rank(server: Server) -> None:
         assert server.process.wait(20) != 0
         assert time.monotonic() - killed < 20
     assert "closed by peer" in server.log or "reset by peer" in server.log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [STOPPABLE], indirect=True, ids=["tp2"])
+def test_stopped_rank(server: Server) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(server.generate, prompt(server, 20, seed=1), max_new_tokens=4000)
+        time.sleep(2)
+        assert not running.done()
+        server.rank_process(1).suspend()
+        stopped = time.monotonic()
+        with pytest.raises(requests.RequestException):
+            running.result(timeout=60)
+        assert server.process.wait(60) != 0
+        # It looks every half timeout and waits five seconds for the log.
+        assert time.monotonic() - stopped < 1.5 * WATCHDOG_S + 5 + 10
+    assert "Scheduler watchdog timeout" in server.log

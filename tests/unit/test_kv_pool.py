@@ -131,5 +131,5 @@ def test_retraction(pool: GlmDsaTokenToKVPool) -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(ValueError, match="page_size is 32, expected 64"):
+    with pytest.raises(ValueError, match="page_size is 32, expected a multiple of 64"):
         make_pool(torch.float32, page_size=32)

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_glm.attention.metadata import plan_rows
-from sglang_glm.layers import indexer
+from sglang_glm.layers import index_selection, indexer
 from sglang_glm.layers.draft_selection import extend_selection
 
 TOPK, HEADS, DIM, ROPE, HIDDEN = 8, 4, 128, 64, 32
@@ -108,6 +108,8 @@ class Drafts:
         monkeypatch.setattr(indexer, "get_token_to_kv_pool", lambda: pool)
         # One rank has nobody to agree with.
         monkeypatch.setattr(indexer, "settle_selection", lambda selected, layer_id: selected)
+        alone = SimpleNamespace(attn_tp_group=SimpleNamespace(world_size=1))
+        monkeypatch.setattr(index_selection, "get_parallel", lambda: alone)
 
     @torch.no_grad()
     def step(self, step: int, x: torch.Tensor, carried: torch.Tensor | None) -> torch.Tensor:

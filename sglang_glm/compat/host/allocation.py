@@ -1,6 +1,17 @@
-"""Cache slots of requests on the CPU: the block table of draft rounds."""
+"""Cache slots of requests on the CPU: the page of an allocation, the block table of draft rounds."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+
+def alloc_page_size(batch: ScheduleBatch) -> int:
+    """Slots that are handed out together; with decode context parallelism a page of every rank."""
+    return batch.tree_cache.token_to_kv_pool_allocator.page_size
 
 
 def assign_req_to_token_pool_func(

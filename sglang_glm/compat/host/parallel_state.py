@@ -6,13 +6,13 @@ variable length call PyNccl by name. Gloo has every one of them, or what they ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sglang.srt.distributed.parallel_state import GroupCoordinator
 
@@ -29,6 +29,22 @@ def check_direct_collectives() -> str | None:
     from sglang.srt.distributed import parallel_state
 
     return None if parallel_state._is_cpu is True else f"_is_cpu is {parallel_state._is_cpu!r}"
+
+
+def initialize_model_parallel(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """AROUND hook: build SGLang's groups, one for decode context parallelism included.
+
+    SGLang names the devices that it has kernels for and stops on any other. Its group itself needs
+    none of them; this question is the only one that the function puts to `is_cuda`.
+    """
+    from sglang.srt.distributed import parallel_state
+
+    stock = parallel_state.is_cuda
+    parallel_state.is_cuda = lambda: True
+    try:
+        original(*args, **kwargs)
+    finally:
+        parallel_state.is_cuda = stock
 
 
 def inplace_all_reduce(tensor: torch.Tensor, group_name: str) -> None:
