@@ -21,6 +21,8 @@ def handle_hicache(server_args: Any, previous: Callable[[Any], None]) -> None:
         for flag, is_set, reason in _refusals(view):
             if is_set:
                 raise ValueError(f"{flag} is not served on the CPU: {reason}")
+    # A decode server may keep retracted requests in the same host pools.
+    if view.enable_hierarchical_cache or view.disaggregation_mode == "decode":
         # "kernel" is the flag's default, so that its value does not tell whether anybody chose it.
         declare_resolution(server_args, "sglang_glm", hicache_io_backend="direct")
     previous(server_args)
