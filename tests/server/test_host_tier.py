@@ -25,11 +25,17 @@ TIER = (
     *("--chunked-prefill-size", "128", "--max-total-tokens", str(POOL_TOKENS)),
     *("--enable-hierarchical-cache", "--hicache-ratio", "4", "--enable-cache-report"),
 )
-TRUTH = ServerSpec(TRUTH_8.model, ("--dtype", "float32", *TIER))
-LAYER_FIRST = ServerSpec(TRUTH_8.model, (*TRUTH.args, "--hicache-mem-layout", "layer_first"))
-FP8 = ServerSpec(TRUTH_8.model, ("--dtype", "float32", "--kv-cache-dtype", "fp8_e4m3", *TIER))
+#: SGLang counts its pages whenever it is idle, and here after every step too.
+CHECKS = (("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY", "1"),)
+TRUTH = ServerSpec(TRUTH_8.model, ("--dtype", "float32", *TIER), CHECKS)
+LAYER_FIRST = ServerSpec(
+    TRUTH_8.model, (*TRUTH.args, "--hicache-mem-layout", "layer_first"), CHECKS
+)
+FP8 = ServerSpec(
+    TRUTH_8.model, ("--dtype", "float32", "--kv-cache-dtype", "fp8_e4m3", *TIER), CHECKS
+)
 STEPS = 5
-DRAFTS = ServerSpec(aligned(8), ("--dtype", "float32", *TIER, *draft_args(STEPS)))
+DRAFTS = ServerSpec(aligned(8), ("--dtype", "float32", *TIER, *draft_args(STEPS)), CHECKS)
 
 SERVER = TRUTH
 

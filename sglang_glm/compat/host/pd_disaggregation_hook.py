@@ -36,3 +36,8 @@ def _refusals(view: Any) -> Iterator[tuple[str, bool, str]]:
         view.disaggregation_enable_kv_checksum,
         "the sums are computed by a CUDA kernel; leave the flag out",
     )
+    yield (
+        f"--disaggregation-mode {view.disaggregation_mode} with --dcp-size {view.dcp_size}",
+        view.dcp_size > 1,
+        "stripes of latents are packed for the other side by a CUDA kernel; leave one of them out",
+    )
