@@ -3,7 +3,7 @@
 from functools import partial
 
 from sglang_glm.compat import probes
-from sglang_glm.compat.host import dp_attention, forward_batch_info, parallel_state
+from sglang_glm.compat.host import dp_attention, forward_batch_info, parallel_state, pool_host
 from sglang_glm.compat.model_package import check_model_package
 from sglang_glm.compat.moe_a2a import check_backend
 from sglang_glm.compat.seams import Scope, Seam
@@ -130,6 +130,54 @@ SEAMS: tuple[Seam, ...] = (
         scope="host",
         why="SGLang accepts draft settings that fail here at the first request",
         remove_when="never: this is SGLang's way to check arguments",
+    ),
+    _resolution_hook(
+        "handle_hicache",
+        f"{_HOST}.hicache_hook:handle_hicache",
+        scope="host",
+        why="the host tier's default copies are CUDA kernels, and layouts of other accelerators are accepted",
+        remove_when="SGLang asks the platform for its host tier's copies",
+    ),
+    Seam(
+        target="sglang.srt.mem_cache.pool_host.mla",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.pool_host:supply_transfers",
+        why="the host pools import their copies from a CUDA library by name, and have none elsewhere",
+        remove_when="SGLang has torch forms of the direct copies",
+        probe=pool_host.check_transfers,
+    ),
+    Seam(
+        target="sglang.srt.mem_cache.pool_host.common.ALLOC_MEMORY_FUNCS",
+        kind="setting",
+        scope="host",
+        implementation=f"{_HOST}.pool_host:use_pageable_memory",
+        why="host pools are pinned, which needs a CUDA driver",
+        remove_when="SGLang pins for CUDA devices only",
+        probe=pool_host.check_pageable_memory,
+    ),
+    Seam(
+        target="sglang.srt.mem_cache.pool_host.dsa.make_dsa_indexer_pool_decl",
+        kind="after",
+        scope="host",
+        implementation=f"{_HOST}.pool_host:index_pool_decl",
+        why="it counts an FP8 key's bytes for every pool, and ours may hold plain keys",
+        remove_when="SGLang takes the bytes from the pool's index buffer",
+    ),
+    _resolution_hook(
+        "handle_pd_disaggregation",
+        f"{_HOST}.pd_disaggregation_hook:handle_pd_disaggregation",
+        scope="host",
+        why="transfer backends that need RDMA or a device are accepted and fail in a scheduler process",
+        remove_when="never: this is SGLang's way to check arguments",
+    ),
+    Seam(
+        target="sglang.srt.disaggregation.utils.get_kv_class",
+        kind="after",
+        scope="host",
+        implementation=f"{_HOST}.disaggregation:kv_class",
+        why="NIXL is told that every cache is device memory, and Mooncake's page numbers wait for a CUDA event",
+        remove_when="SGLang tells a transfer backend which memory a pool is in",
     ),
     Seam(
         target="sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default",

@@ -66,6 +66,37 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--enable-return-indexer-topk", "--speculative-algorithm", "EAGLE"],
         ["--enable-return-indexer-topk", "--speculative-algorithm"],
     ),
+    "host tier": (
+        ["--enable-hierarchical-cache"],
+        {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"},
+    ),
+    "host tier, layers first": (
+        ["--enable-hierarchical-cache", "--hicache-mem-layout", "layer_first"],
+        {"hicache_io_backend": "direct", "hicache_mem_layout": "layer_first"},
+    ),
+    "host tier, another layout": (
+        ["--enable-hierarchical-cache", "--hicache-mem-layout", "page_head"],
+        ["--hicache-mem-layout page_head", "layer_first"],
+    ),
+    "host tier with storage": (
+        ["--enable-hierarchical-cache", "--hicache-storage-backend", "file"],
+        ["--hicache-storage-backend file", "pinned", "leave the flag out"],
+    ),
+    "prefill over nixl": (
+        ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"],
+        {"disable_overlap_schedule": True},
+    ),
+    "decode in stripes": (
+        [
+            *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "nixl"),
+            *("--tp", "2", "--dcp-size", "2"),
+        ],
+        ["--disaggregation-mode decode with --dcp-size 2", "leave one of them out"],
+    ),
+    "decode over rdma": (
+        ["--disaggregation-mode", "decode"],
+        ["--disaggregation-transfer-backend mooncake", "RDMA", "nixl, mooncake_tcp"],
+    ),
     "wrong rope": (
         ["--json-model-override-args", '{"indexer_rope_interleave": false}'],
         ["indexer_rope_interleave", "index_topk"],

@@ -1,0 +1,263 @@
+"""Prefill and decode in two servers: what one would have said (known faults T27, T28).
+
+test_text                 latents and index keys are handed over: log-probabilities are transformers'
+test_batch                several prompts at once, around page edges and index_topk
+test_crowd                more than decode can hold: requests leave for main memory and come back
+test_drafts               the MTP state is handed over: same text, and as many accepted drafts
+test_refused_prefill      a prompt that only prefill cannot hold: an error at both ends, no text
+test_router               the same through sglang-router
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import itertools
+import re
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+import requests
+
+from tests.support.mtp_checkpoints import aligned
+from tests.support.mtp_traffic import accept_histogram, draft_args
+from tests.support.parity import clean_prompt, compare, prompt
+from tests.support.server import Server, ServerPool, ServerSpec
+from tests.support.specs import TRUTH_8
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytest.importorskip("nixl", reason="NIXL moves the cache: pip install '.[disaggregation]'")
+
+BASE = (
+    *("--dtype", "float32", "--chunked-prefill-size", "128"),
+    *("--disaggregation-transfer-backend", "nixl"),
+)
+PREFILL_TOKENS, DECODE_TOKENS = 1024, 1536
+#: Decode hears nothing of a prompt that prefill refused: it gives up after this time. The default is 300 s.
+PATIENCE = (("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "8"),)
+STEPS = 3
+ROOMS = itertools.count(1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefill and a decode server of one checkpoint."""
+
+    prefill: Server
+    decode: Server
+    bootstrap_port: int
+
+    def post(self, body: dict) -> tuple[requests.Response, requests.Response]:
+        """Send one request to both, as a router does; the answers of prefill and decode."""
+        body = {
+            **body,
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": self.bootstrap_port,
+            "bootstrap_room": next(ROOMS),
+        }
+        with ThreadPoolExecutor(2) as threads:
+            sent = [
+                threads.submit(server.post, "/generate", **body)
+                for server in (self.prefill, self.decode)
+            ]
+            return sent[0].result(), sent[1].result()
+
+    def generate(self, ids: list[int], *, logprobs: bool = True, **sampling: object) -> dict:
+        """Greedy text of the pair."""
+        params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, **sampling}
+        body = {"input_ids": ids, "sampling_params": params}
+        if logprobs:
+            body |= {"return_logprob": True, "top_logprobs_num": 5}
+        answers = self.post(body)
+        for answer in answers:
+            assert answer.status_code == 200, answer.text
+        return answers[1].json()
+
+    def wait_idle(self) -> None:
+        self.prefill.wait_idle()
+        self.decode.wait_idle()
+
+
+@contextlib.contextmanager
+def pair(model: str, *args: str) -> Iterator[Pair]:
+    port = free_port()
+    roles = {
+        "prefill": ("--max-total-tokens", str(PREFILL_TOKENS)),
+        # Admit requests that the pool cannot hold to their end.
+        "decode": (
+            *("--max-total-tokens", str(DECODE_TOKENS), "--num-reserved-decode-tokens", "8"),
+            *("--schedule-conservativeness", "0.05"),
+        ),
+    }
+    specs = [
+        ServerSpec(
+            model,
+            (
+                *BASE,
+                *("--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(port)),
+                *pool_args,
+                *args,
+            ),
+            PATIENCE,
+        )
+        for role, pool_args in roles.items()
+    ]
+    with ThreadPoolExecutor(2) as threads:
+        starting = [threads.submit(Server, spec) for spec in specs]
+        servers = []
+        try:
+            servers = [future.result() for future in starting]
+            yield Pair(*servers, bootstrap_port=port)
+        finally:
+            for future in starting:
+                with contextlib.suppress(Exception):
+                    future.result().stop()
+
+
+LENGTHS = [1, 7, 8, 9, 63, 64, 65, 129, 500]
+BATCH = [5, 64, 130, 300, 65]
+#: Together more than decode's pool holds once they have grown.
+CROWD, COPIES = [60, 64, 61], 4
+TOO_LONG = PREFILL_TOKENS + 200
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def prompts() -> dict[int, list[int]]:
+    """Prompts by length; those of `LENGTHS` have no near-tie, which takes the oracle to find out."""
+    stopped = SimpleNamespace(spec=ServerSpec(TRUTH_8.model))
+    clean = {length: clean_prompt(stopped, length) for length in LENGTHS}
+    others = {n: prompt(stopped, n, seed=7) for n in (*BATCH, *CROWD, TOO_LONG)}
+    return others | clean
+
+
+@pytest.fixture(scope="module")
+def answers(pool: ServerPool, prompts: dict[int, list[int]]) -> dict[str, list]:
+    """Everything that the pair said; on two cores, the oracle runs when both have stopped."""
+    pool.close()
+    params = {"temperature": 0, "max_new_tokens": 8}
+    with pair(TRUTH_8.model) as servers:
+        found = {"text": [servers.generate(prompts[n], max_new_tokens=NEW_TOKENS) for n in LENGTHS]}
+        found["alone"] = [servers.generate(prompts[n], max_new_tokens=16) for n in BATCH]
+        with ThreadPoolExecutor(len(BATCH)) as threads:
+            found["batch"] = list(
+                threads.map(lambda n: servers.generate(prompts[n], max_new_tokens=16), BATCH)
+            )
+        grow = functools.partial(servers.generate, max_new_tokens=140)
+        found["lone"] = [grow(prompts[n]) for n in CROWD]
+        with ThreadPoolExecutor(COPIES * len(CROWD)) as threads:
+            found["crowd"] = list(threads.map(grow, [prompts[n] for n in CROWD] * COPIES))
+        found["retracted"] = re.findall(r"#retracted_reqs: (\d+)", servers.decode.log)
+        servers.wait_idle()
+        body = {"input_ids": prompts[TOO_LONG], "sampling_params": params}
+        found["refused"] = list(servers.post(body))
+        servers.wait_idle()
+        found["after"] = [servers.generate(prompts[129], max_new_tokens=NEW_TOKENS)]
+        found["router"] = through_router(servers, [prompts[130], prompts[TOO_LONG]])
+        servers.wait_idle()
+    return found
+
+
+def through_router(servers: Pair, prompts: list[list[int]]) -> list[requests.Response]:
+    """What the pair says through sglang-router; nothing where that is not installed."""
+    if importlib.util.find_spec("sglang_router") is None:
+        return []
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"),
+        *("--prefill", servers.prefill.url, str(servers.bootstrap_port)),
+        *("--decode", servers.decode.url, "--host", "127.0.0.1", "--port", str(port)),
+        "--disable-retries",
+    ]
+    router = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    params = {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True}
+    answers: list[requests.Response] = []
+    try:
+        deadline = time.monotonic() + 60
+        while len(answers) < len(prompts) and time.monotonic() < deadline:
+            body = {"input_ids": prompts[len(answers)], "sampling_params": params}
+            with contextlib.suppress(requests.ConnectionError):
+                answer = requests.post(f"http://127.0.0.1:{port}/generate", json=body, timeout=60)
+                # Until it has seen its workers it answers 503.
+                if answer.status_code != 503:
+                    answers.append(answer)
+                    continue
+            assert router.poll() is None, f"the router ended with {router.poll()}"
+            time.sleep(0.5)
+        return answers
+    finally:
+        router.terminate()
+        router.wait(20)
+
+
+def check(answer: dict, ids: list[int]) -> None:
+    stopped = SimpleNamespace(spec=ServerSpec(TRUTH_8.model))
+    result = compare(stopped, answer, ids)
+    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_text(answers: dict[str, list], prompts: dict[int, list[int]], length: int) -> None:
+    answer = answers["text"][LENGTHS.index(length)]
+    assert len(answer["output_ids"]) == NEW_TOKENS
+    check(answer, prompts[length])
+
+
+def test_batch(answers: dict[str, list]) -> None:
+    texts = {name: [a["output_ids"] for a in answers[name]] for name in ("alone", "batch")}
+    assert texts["batch"] == texts["alone"]
+    assert all(len(text) == 16 for text in texts["batch"])
+
+
+def test_crowd(answers: dict[str, list]) -> None:
+    assert answers["retracted"], "decode had room for all: nothing was tested"
+    alone = [answer["output_ids"] for answer in answers["lone"]]
+    assert [answer["output_ids"] for answer in answers["crowd"]] == alone * COPIES
+
+
+def test_refused_prefill(answers: dict[str, list], prompts: dict[int, list[int]]) -> None:
+    for answer in answers["refused"]:
+        assert answer.status_code >= 400, answer.text
+    # Both are as they were, and serve the next one.
+    check(answers["after"][0], prompts[129])
+
+
+def test_router(answers: dict[str, list]) -> None:
+    if not answers["router"]:
+        pytest.skip("sglang-router is not installed: pip install '.[disaggregation]'")
+    served, refused = answers["router"]
+    assert served.status_code == 200, served.text
+    assert served.json()["output_ids"] == answers["alone"][BATCH.index(130)]["output_ids"]
+    assert refused.status_code >= 400, refused.text
+
+
+def test_drafts(pool: ServerPool) -> None:
+    model = aligned(8)
+    prompts = [[(7 * i + length) % 900 for i in range(length)] for length in (5, 70, 200)]
+    one = pool.get(ServerSpec(model, (*BASE[:4], "--max-total-tokens", "2048", *draft_args(STEPS))))
+    expected = [one.generate(ids, max_new_tokens=48) for ids in prompts]
+    assert sum(sum(accept_histogram(answer, STEPS)[1:]) for answer in expected) > 0
+    pool.close()
+    with pair(model, *draft_args(STEPS)) as servers:
+        for ids, first in zip(prompts, expected, strict=True):
+            answer = servers.generate(ids, max_new_tokens=48)
+            assert answer["output_ids"] == first["output_ids"]
+            assert accept_histogram(answer, STEPS) == accept_histogram(first, STEPS)
+        servers.wait_idle()
