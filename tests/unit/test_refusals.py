@@ -78,13 +78,16 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--enable-hierarchical-cache", "--hicache-storage-backend", "file"],
         ["--hicache-storage-backend file", "pinned", "leave the flag out"],
     ),
-    "host tier in stripes": (
-        ["--enable-hierarchical-cache", "--tp", "2", "--dcp-size", "2"],
-        ["--enable-hierarchical-cache with --dcp-size 2", "leave one of them out"],
-    ),
     "prefill over nixl": (
         ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"],
         {"disable_overlap_schedule": True},
+    ),
+    "decode in stripes": (
+        [
+            *("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "nixl"),
+            *("--tp", "2", "--dcp-size", "2"),
+        ],
+        ["--disaggregation-mode decode with --dcp-size 2", "leave one of them out"],
     ),
     "decode over rdma": (
         ["--disaggregation-mode", "decode"],

@@ -50,9 +50,3 @@ def _refusals(view: Any) -> Iterator[tuple[str, bool, str]]:
         view.hicache_storage_backend is not None,
         "its pages pass through pinned memory, which needs a CUDA driver; leave the flag out",
     )
-    yield (
-        f"--enable-hierarchical-cache with --dcp-size {view.dcp_size}",
-        view.dcp_size > 1,
-        "a rank holds stripes of latents and whole index pages, which are not copied together; leave "
-        "one of them out",
-    )
