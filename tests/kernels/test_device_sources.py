@@ -10,9 +10,7 @@ import pytest
 from glm_kernels import _arch, _jit, _wgmma
 
 SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
-SCORING = (*SCORING, ("SATURATED", 1))
 PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
-PAIRED = (*PAIRED, ("SATURATED", 1))
 HALF = _wgmma.wgmma_half(64, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
 
 

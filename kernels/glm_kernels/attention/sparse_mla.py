@@ -40,10 +40,11 @@ def sparse_mla(
     Notes:
         A token without valid slots gives zeros and ``lse`` of ``-inf``. Rows that no slot names are
         never read into the result, so they may hold anything. The torch form computes in fp32. The
-        Hopper form (bf16 queries, at most 64 heads) multiplies packed rows as fp16 (codes times
-        scale, queries and probabilities rounded to 11 bits, magnitudes saturating at 65504) and
-        bf16 rows as bf16, accumulates in fp32, and splits long lists over blocks whose parts are
-        kept in 16 bits.
+        Hopper form (bf16 queries, at most 64 heads) multiplies packed rows as fp16 (codes, scales,
+        their products, queries and probabilities rounded to 11 bits, magnitudes saturating at
+        65504) and bf16 rows as bf16, accumulates in fp32, and splits long lists over blocks whose
+        parts are kept in 16 bits. With at most eight heads, packed rows stay exact: their scales
+        multiply scores and probabilities, and the parts are kept in fp32.
     """
     dims = Dims("sparse_mla")
     dims.check("q", q, ("num_tokens", "num_heads", MLA_DIM), FLOAT_DTYPES)

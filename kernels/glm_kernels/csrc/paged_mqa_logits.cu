@@ -4,8 +4,7 @@
 // request is a group of NUM_HEADS columns of N. The tokens form GROUPS groups: while one group's weighted
 // ReLU runs, the next group's products do. Several blocks share a multiprocessor.
 //
-// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS, SATURATED (of each two
-// groups of eight heads, how many take their ReLU by saturation). The kernels differ in
+// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS. The kernels differ in
 // what they do with a score: store it, store a sample, keep it above a threshold, or repair such a
 // selection.
 
@@ -15,19 +14,6 @@ constexpr int kQuadHeads = NUM_HEADS / 4;  // whose columns one lane of a quad h
 constexpr int kStaged = 24;  // keys a token that a warp holds back: 16 of one page, and 8
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
-
-// Two ways to a ReLU, because the units that compare and that multiply are different ones and each alone would
-// be the bottleneck. Products of e4m3 rows stay below 2^25, so that saturation to [0, 1] after an exact
-// scaling only removes the sign; the weights of those heads carry the inverse.
-constexpr float kSaturationScale = 33554432.0f;
-template <bool kSaturate>
-__device__ __forceinline__ float relu(float x) {
-  if constexpr (!kSaturate) return fmaxf(x, 0.0f);
-  float y;
-  asm("mul.sat.f32 %0, %1, %2;\n" : "=f"(y) : "f"(x), "f"(1.0f / kSaturationScale));
-  return y;
-}
-constexpr bool kSaturateEven = SATURATED > 1, kSaturateOdd = SATURATED > 0;
 
 struct Smem {
   uint8_t* keys;     // [STAGES][64][128], 128-byte swizzle
@@ -76,10 +62,8 @@ __device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q,
   for (int i = threadIdx.x; i < GROUPS * kColumns; i += 128) {
     // Head h is column h % 8 of its group of eight; lane q of a quad holds columns 2q and 2q + 1.
     const int head = i % NUM_HEADS, lane = head % 8 / 2;
-    const bool saturated = head / 8 % 2 == 0 ? kSaturateEven : kSaturateOdd;
-    const float weight = i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
     smem.weights[(i / NUM_HEADS * 4 + lane) * kQuadHeads + head / 8 * 2 + head % 2] =
-        saturated ? weight * kSaturationScale : weight;
+        i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
   }
 }
 
@@ -162,14 +146,14 @@ __device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cac
 #pragma unroll
       for (int j = 0; j < kQuadHeads / 4; ++j) {
         const float* c = d + token * (NUM_HEADS / 2) + 8 * j;
-        low[0] = fmaf(relu<kSaturateEven>(c[0]), w[j].x, low[0]);
-        low[1] = fmaf(relu<kSaturateEven>(c[1]), w[j].y, low[1]);
-        high[0] = fmaf(relu<kSaturateEven>(c[2]), w[j].x, high[0]);
-        high[1] = fmaf(relu<kSaturateEven>(c[3]), w[j].y, high[1]);
-        low[0] = fmaf(relu<kSaturateOdd>(c[4]), w[j].z, low[0]);
-        low[1] = fmaf(relu<kSaturateOdd>(c[5]), w[j].w, low[1]);
-        high[0] = fmaf(relu<kSaturateOdd>(c[6]), w[j].z, high[0]);
-        high[1] = fmaf(relu<kSaturateOdd>(c[7]), w[j].w, high[1]);
+        low[0] = fmaf(fmaxf(c[0], 0.0f), w[j].x, low[0]);
+        low[1] = fmaf(fmaxf(c[1], 0.0f), w[j].y, low[1]);
+        high[0] = fmaf(fmaxf(c[2], 0.0f), w[j].x, high[0]);
+        high[1] = fmaf(fmaxf(c[3], 0.0f), w[j].y, high[1]);
+        low[0] = fmaf(fmaxf(c[4], 0.0f), w[j].z, low[0]);
+        low[1] = fmaf(fmaxf(c[5], 0.0f), w[j].w, low[1]);
+        high[0] = fmaf(fmaxf(c[6], 0.0f), w[j].z, high[0]);
+        high[1] = fmaf(fmaxf(c[7], 0.0f), w[j].w, high[1]);
       }
       const float of_low = low[0] + low[1], of_high = high[0] + high[1];
       const float given = quad & 1 ? of_low : of_high;

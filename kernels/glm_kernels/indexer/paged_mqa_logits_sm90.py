@@ -16,8 +16,6 @@ MAX_NEXT_N = 8
 REGISTERS_BESIDE = 32
 STAGED_BYTES = 4 * 24 * 8  # keys that four warps hold back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
-SATURATED = 1
-ONE_TOKEN_STAGES = 4
 NUM_HEADS = (16, 32, 64)
 
 
@@ -75,7 +73,7 @@ def scoring_kernel(
     # for each of 128 threads. Shared memory then decides between blocks and pages in flight.
     min_blocks = min(7, 512 // (columns // 2 * min(groups, 2) + REGISTERS_BESIDE))
     # One token is bound by memory and wants pages in flight, more tokens want blocks to overlap.
-    least = ONE_TOKEN_STAGES if next_n == 1 else 3
+    least = 4 if next_n == 1 else 3
     while (stages := _stages(min_blocks, shared_fixed)) < least:
         min_blocks -= 1
     defines = (
@@ -85,7 +83,6 @@ def scoring_kernel(
         ("TOKENS", tokens),
         ("STAGES", stages),
         ("MIN_BLOCKS", min_blocks),
-        ("SATURATED", SATURATED),
     )
     prelude = (
         _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n" + header("order")

@@ -24,7 +24,7 @@ from glm_kernels.indexer.topk_indices_sm90 import (
 )
 
 # Largest matrix of logits that is written; more rows or longer contexts take the single pass.
-MATRIX_BYTES = 128 << 20
+MATRIX_BYTES = 64 << 20
 # The threshold kernel holds this many samples of a row.
 MAX_SAMPLES = 16384
 

@@ -85,7 +85,10 @@ def topk_indices_sm90(
     out = torch.empty(num_tokens, k, dtype=torch.int32, device=device)
     window = (cu_seqlen_ks, cu_seqlen_ke, cache_seqlens, width, next_n, logits.stride(0))
     topk_kernel("topk_threshold_kernel", index).launch(
-        (num_tokens, 1, 1), THREADS, [logits, thresholds, counts, *window, SAMPLE_STEP, 0, k], early=True
+        (num_tokens, 1, 1),
+        THREADS,
+        [logits, thresholds, counts, *window, SAMPLE_STEP, 0, k],
+        early=True,
     )
     pieces = max(1, min(width // 2048, 16 * _arch.sm_count(index) // num_tokens))
     topk_kernel("topk_filter_kernel", index).launch(

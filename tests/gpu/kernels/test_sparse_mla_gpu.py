@@ -6,6 +6,7 @@
 | error at most twice that of torch at bf16 | precision lost on the way |
 | every split count agrees | a combination that loses a part |
 | row alone equals row in batch with equal splits, twenty repeats equal (T41) | races |
+| few heads: every cluster size equals fp64, alone equals in batch, repeats equal | a part lost between blocks |
 | union equals sets, verify equals token by token (T41) | a member bit of the wrong token |
 | launch bounds (T32) | 16-bit grids |
 | graph replay with new data (T20) | values frozen at capture |
@@ -14,6 +15,7 @@
 import pytest
 import torch
 from glm_kernels.attention.sparse_mla import sparse_mla
+from glm_kernels.attention.sparse_mla_few_heads_sm90 import CLUSTERS, sparse_mla_few_heads_sm90
 from glm_kernels.attention.sparse_mla_sm90 import sparse_mla_sm90
 from glm_kernels.attention.sparse_mla_verify import sparse_mla_verify
 from glm_kernels.attention.union_slots import union_slots
@@ -93,6 +95,45 @@ def test_rows_do_not_depend_on_their_batch(packed: bool) -> None:
             x.q[one], x.kv_cache, x.slots[one], x.softmax_scale, num_splits=4
         )
         assert_bitwise(alone, want[one], f"token {token} alone")
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize(("num_heads", "topk"), [(8, 2048), (8, 17), (3, 513), (1, 1)])
+def test_few_heads(num_heads: int, topk: int, cluster: int) -> None:
+    shape = MlaShape(name="few", num_tokens=7, num_heads=num_heads, topk=topk, num_slots=9000)
+    x = hostile(shape, True, 0.3)
+
+    def attend(some: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        return sparse_mla_few_heads_sm90(
+            x.q[some], x.kv_cache, x.slots[some], x.softmax_scale, cluster
+        )
+
+    out, lse = attend(slice(None))
+    want, want_lse = sparse_mla_fp64(x)
+    assert_output(out, want, f"cluster {cluster}")
+    assert_sums(lse, want_lse, f"cluster {cluster}")
+    for _ in range(20):
+        again, again_lse = attend(slice(None))
+        assert_bitwise(again, out, "repeat")
+        assert_bitwise(again_lse, lse, "repeat lse")
+    for token in (0, 1, 6):
+        one = slice(token, token + 1)
+        assert_bitwise(attend(one)[0], out[one], f"token {token} alone")
+
+
+@pytest.mark.parametrize("exponent", [-12, 0, 8])
+def test_few_heads_take_any_scale(exponent: int) -> None:
+    shape = MlaShape(name="few", num_tokens=3, num_heads=8, topk=300, num_slots=900)
+    x = hostile(shape, True, 0.0)
+    # The fp32 scales of the codes; the scores stay as they are.
+    scales = x.kv_cache[..., 512:528].view(torch.float32)
+    scales.copy_(torch.where(scales.isfinite(), scales * 2.0**exponent, scales))
+    q = x.q.clone()
+    q[..., :512] *= 2.0**-exponent
+    got, _ = sparse_mla_few_heads_sm90(q, x.kv_cache, x.slots, x.softmax_scale)
+    scaled = SparseMla(q=q, kv_cache=x.kv_cache, slots=x.slots, softmax_scale=x.softmax_scale)
+    want, _ = sparse_mla_fp64(scaled)
+    assert_output(got * 2.0**-exponent, want * 2.0**-exponent, f"scales times 2**{exponent}")
 
 
 @pytest.mark.parametrize("next_n", [1, 2, 6, 8])
