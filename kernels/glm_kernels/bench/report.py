@@ -10,6 +10,8 @@ import json
 import pathlib
 import sys
 
+from glm_kernels.bench.cases import FAMILIES
+
 Row = dict[str, object]
 
 HEADER = """# Measurements
@@ -27,13 +29,15 @@ def load(folder: pathlib.Path) -> dict[str, list[Row]]:
     """Rows of each family, the last of each key.
 
     Args:
-        folder: holds ``*.jsonl``.
+        folder: holds ``FAMILY.jsonl``; rows of other benchmarks may lie beside them.
 
     Returns:
         Family name to rows in file order.
     """
     families = {}
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in (folder / f"{family}.jsonl" for family in sorted(FAMILIES)):
+        if not path.exists():
+            continue
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         last = {(r["op"], r["shape"], r["dtype"], r.get("peer")): r for r in rows}
         families[path.stem] = list(last.values())

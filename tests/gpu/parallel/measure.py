@@ -175,7 +175,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, help="default: all")
     parser.add_argument("--only", choices=[*PARTS], action="append")
     parser.add_argument("--out", type=Path, default=Path("docs/bench/parallel.jsonl"))
-    parser.add_argument("--logs", type=Path, default=Path(os.environ.get("OUT", "parallel_logs")))
+    parser.add_argument("--logs", type=Path, default=Path("parallel_logs"))
     parser.add_argument("--commit", default="unknown")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a try over gloo"

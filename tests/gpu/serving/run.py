@@ -166,7 +166,7 @@ def report(arguments: argparse.Namespace, name: str, side: str, result: dict[str
                 "peer_memory_mib": peer.get(load, {}).get("memory_mib"),
                 "agreement": result.get("against_stock"),
                 "heads": COMPARISONS[name].heads,
-                "flags": " ".join(COMPARISONS[name].flags("ours")),
+                "flags": f"{' '.join(COMPARISONS[name].flags('ours'))} {arguments.extra}".strip(),
                 "weights": arguments.weights,
                 "versions": {n: importlib.metadata.version(n) for n in ("sglang", "torch")},
                 "commit": arguments.commit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import os
 import statistics
 import subprocess
 import time
@@ -110,8 +111,9 @@ def measure(server: Server, context: int, batch: int) -> dict[str, float]:
 
 
 def memory_mib() -> int | None:
-    """Memory in use on the first GPU, or None without `nvidia-smi`."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    """Memory in use on the first visible GPU, or None without `nvidia-smi`."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    command = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True).stdout.split()[0])
     except (OSError, IndexError, ValueError):
