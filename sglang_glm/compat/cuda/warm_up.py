@@ -3,6 +3,7 @@
 import functools
 
 import torch
+from glm_kernels.attention import sparse_mla_few_heads_sm90 as few_heads
 from glm_kernels.attention.sparse_mla import sparse_mla
 from glm_kernels.attention.sparse_mla_verify import sparse_mla_verify
 from glm_kernels.attention.union_slots import union_slots
@@ -37,6 +38,10 @@ def load_attention_kernels(
     slots = torch.full((next_n, index_topk), -1, dtype=torch.int32, device=device)
     slots[:, 0] = 0
     sparse_mla(q, cache, slots, 1.0)
+    if few_heads.accepts(q, cache, slots):
+        # Its form follows the number of rows.
+        for cluster in few_heads.CLUSTERS:
+            few_heads.sparse_mla_few_heads_sm90(q, cache, slots, 1.0, cluster=cluster)
     if 1 < next_n <= MAX_NEXT_N and next_n * num_heads <= MAX_TILE_ROWS:
         sparse_mla_verify(q, cache, *union_slots(slots, next_n), 1.0)
 
