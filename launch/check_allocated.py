@@ -41,6 +41,9 @@ COMPARED = {
     "--disaggregation-transfer-backend": "disaggregation_transfer_backend",
 }
 
+#: Asked for over all attention groups, reported for one.
+PER_GROUP = ("--max-running-requests", "--chunked-prefill-size")
+
 
 def differences(
     asked: dict[str, str], info: dict[str, Any], min_kv_tokens: int = 0
@@ -60,10 +63,10 @@ def differences(
         if flag not in COMPARED:
             continue
         got = info.get(COMPARED[flag])
+        if flag in PER_GROUP:
+            wanted = str(int(wanted) // int(info.get("attn_dp_size") or 1))
         if flag == "--max-running-requests":
-            # The scheduler's own figure, which the cache may have lowered, is by attention group.
-            groups = int(info.get("attn_dp_size") or 1)
-            wanted = str(int(wanted) // groups)
+            # The scheduler's own figure, which the cache may have lowered.
             states = info.get("internal_states") or [{}]
             got = states[0].get("effective_max_running_requests_per_dp", got)
         if _same(wanted, got):
