@@ -2,8 +2,8 @@
 
 A row is one JSON object a line. `op`, `shape` and `ms_per_step` must be there:
 
-* `op`: `decode` (one token without drafts), `mtp_round` (verify, draft extend and draft steps) or
-  `prefill` (all prompts, from nothing);
+* `op`: `decode` (one token without drafts), `mtp_round` (verify, draft extend and draft steps),
+  `prefill` (all prompts, from nothing) or `mtp_prefill` (the draft layer reads them too);
 * `shape`: requests and tokens of context each, `8x30000` or `32x128k`;
 * `ms_per_step`: milliseconds of the op;
 * `experts_hit`: distinct experts a MoE layer and step, as recorded: a number, or one by layer id.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sglang_glm.planning.experts import Routing
     from sglang_glm.planning.plan import Plan
 
-OPS = ("decode", "mtp_round", "prefill")
+OPS = ("decode", "mtp_round", "prefill", "mtp_prefill")
 LARGE_ERROR = 0.30
 """Share of the measurement beyond which the report says what is not modelled."""
 
@@ -190,7 +190,7 @@ def predict(row: MeasuredRow) -> Prediction:
     )
     routing = _routing(row)
     gpu = hardware.find_gpu(row.gpu)
-    steps = row.mtp_steps if row.op == "mtp_round" else 0
+    steps = row.mtp_steps if row.op.startswith("mtp_") else 0
     plan = build_plan(
         ModelSetup(
             config=config,
@@ -223,7 +223,7 @@ def _routing(row: MeasuredRow) -> Routing:
 
 
 def _milliseconds(row: MeasuredRow, plan: Plan, rates: roofline.KernelRates) -> float:
-    if row.op == "prefill":
+    if row.op.endswith("prefill"):
         return row.batch * plan.prefill_us(rates) / 1e3
     phases = plan.mtp_round if row.op == "mtp_round" else [plan.decode]
     return plan.phases_us(phases, rates) / 1e3
