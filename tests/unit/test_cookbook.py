@@ -33,7 +33,8 @@ def test_docstrings(name: str) -> None:
 
 
 def test_every_tested() -> None:
-    tested = (Path(__file__).parents[1] / "server" / "test_cookbook.py").read_text()
+    server = Path(__file__).parents[1] / "server"
+    tested = "".join((server / f"test_{name}.py").read_text() for name in ("cookbook", "mtp"))
     assert [name for name in RECIPES if f'"{name}"' not in tested] == []
 
 
