@@ -56,9 +56,7 @@ for case in json.load(sys.stdin):
         server_args = prepare_server_args(case["argv"])
         server_args.resolve_once()
         view = resolving_view(server_args)
-        refusals.check_parallel(view, refusals.check_config(view))
-        refusals.check_flags(view)
-        refusals.check_backends(view)
+        refusals.refuse_unserved(server_args, lambda _: None)
         deepep_budget.check_budget(view, envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK.get())
         outcomes.append({"resolved": {name: getattr(view, name) for name in case["read"]}})
     except SystemExit as error:
