@@ -85,7 +85,8 @@ refuse_contradictions() {
       refuse "--speculative-eagle-topk must be 1: a chain, not a tree"
     ((drafts == steps + 1)) ||
       refuse "--speculative-num-draft-tokens is $drafts; a chain of $steps steps verifies $((steps + 1))"
-    ((pp == 1)) || refuse "drafts and --pp-size $pp exclude each other here; drop one"
+    ((pp == 1)) || [[ ${SGLANG_ENABLE_PP_SPEC-} == 1 ]] ||
+      refuse "SGLang carries drafts over --pp-size $pp stages only with SGLANG_ENABLE_PP_SPEC=1; set it, or drop the drafts"
   elif ((steps + drafts > 0)); then
     refuse "--speculative-num-steps without --speculative-algorithm EAGLE"
   fi

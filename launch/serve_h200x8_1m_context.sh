@@ -3,9 +3,9 @@
 #
 # Tensor parallelism copies the cache to every GPU, and a copy of 1M tokens (54 GB) is more than the
 # 40 GB that the weights leave. Two pipeline stages halve it: 39 layers of rows a GPU. The cut lies
-# before layer 38, which makes its own selection, so none has to travel between the stages. Drafts
-# and pipeline stages exclude each other here. Spreading the rows (--dcp-size) would hold four such
-# requests, and needs Blackwell in SGLang 0.5.23.
+# before layer 38, which makes its own selection, so none has to travel between the stages. No
+# drafts: SGLang carries them over stages only behind a switch. Spreading the rows (--dcp-size) would
+# hold four such requests, and needs Blackwell in SGLang 0.5.23.
 # shellcheck source=launch/common.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
