@@ -2,8 +2,8 @@
 
 Needs:  a server started with --tool-call-parser auto (or glm47).
 Run:    python cookbook/03_tools.py --url http://127.0.0.1:30000
-Expect: one call of get_weather with a city that the schema allows, then a text. tool_choice is
-        "required", so that even the tiny random checkpoint calls; drop it to let the model choose.
+Expect: one call of get_weather with a city that the schema allows, then a text. A random checkpoint
+        talks instead of calling: give it --forced, which leaves it no other words.
 """
 
 import json
@@ -11,6 +11,10 @@ import json
 from recipe import chat, expect, parser, run, user
 
 CITIES = ["Paris", "Oslo"]
+#: A call as GLM writes it.
+CALL = (
+    "<tool_call>get_weather<arg_key>city</arg_key><arg_value>(Paris|Oslo)</arg_value></tool_call>"
+)
 TOOL = {
     "type": "function",
     "function": {
@@ -31,15 +35,21 @@ def get_weather(city: str) -> str:
 
 
 def main() -> None:
-    arguments = parser(__doc__).parse_args()
+    made = parser(__doc__)
+    made.add_argument("--forced", action="store_true", help="constrain the answer to a call")
+    arguments = made.parse_args()
     quiet = {"chat_template_kwargs": {"enable_thinking": False}}
     messages = user("What is the weather in Paris?")
+    forced = {"regex": CALL} if arguments.forced else {}
 
-    asked = chat(
-        arguments.url, messages, tools=[TOOL], tool_choice="required", max_tokens=200, **quiet
-    )["choices"][0]["message"]
+    answered = chat(arguments.url, messages, tools=[TOOL], max_tokens=200, **quiet, **forced)
+    asked = answered["choices"][0]["message"]
     calls = asked.get("tool_calls") or []
-    expect(calls, "no tool call arrived; start the server with --tool-call-parser auto")
+    expect(
+        calls,
+        f"no tool call in {asked.get('content', '')[:60]!r}; start the server with --tool-call-parser "
+        "auto, or give a random checkpoint --forced",
+    )
     call = calls[0]["function"]
     values = json.loads(call["arguments"])
     print(f"the model calls {call['name']}({values})")

@@ -7,7 +7,7 @@ Expect: the second request finds all whole pages (64 tokens) of the prefix and a
         same token for token.
 """
 
-from recipe import expect, generate, parser, post, run
+from recipe import expect, flush_cache, generate, parser, run
 
 PAGE = 64
 
@@ -20,7 +20,7 @@ def main() -> None:
     prefix = [100 + index * 7 % 100 for index in range(arguments.tokens)]
     questions = [[*prefix, *range(100, 110 + extra)] for extra in (0, 5)]
 
-    post(arguments.url, "/flush_cache")
+    flush_cache(arguments.url)
     cold, cold_s = generate(arguments.url, 16, input_ids=questions[0])
     again, again_s = generate(arguments.url, 16, input_ids=questions[0])
     other, other_s = generate(arguments.url, 16, input_ids=questions[1])

@@ -11,7 +11,7 @@ Expect: each server's backends, seconds for prefill and for decode, and whether 
         counts.
 """
 
-from recipe import expect, generate, get, parser, post, run
+from recipe import expect, flush_cache, generate, get, parser, run
 
 PHASES = ("prefill", "decode", "topk")
 
@@ -29,7 +29,7 @@ def main() -> None:
     for url in arguments.url:
         info = get(url, "/server_info").json()
         backends = ", ".join(f"{phase} {info[f'dsa_{phase}_backend']}" for phase in PHASES)
-        post(url, "/flush_cache")
+        flush_cache(url)
         _, prefill_s = generate(url, 1, input_ids=prompt)
         answer, whole_s = generate(url, arguments.new_tokens, input_ids=prompt)
         scored, _ = generate(

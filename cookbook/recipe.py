@@ -62,6 +62,12 @@ def post(url: str, path: str, **body: Any) -> dict[str, Any]:
     return response.json()
 
 
+def flush_cache(url: str) -> None:
+    """Forget every cached prefix; the server must be idle."""
+    response = requests.post(f"{url}/flush_cache", timeout=TIMEOUT_S)
+    expect(response.ok, f"/flush_cache answered {response.status_code}: other requests run")
+
+
 def chat(url: str, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
     """One `/v1/chat/completions` answer, greedy unless told otherwise."""
     body = {"model": "default", "messages": messages, "temperature": 0, "max_tokens": 64, **options}

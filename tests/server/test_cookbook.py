@@ -15,7 +15,7 @@ SERVER = TRUTH_64
 RUNS = [
     ("01_chat.py", (), "prompt tokens: "),
     ("02_streaming_reasoning.py", ("--max-tokens", "32"), "pieces of reasoning, 0 of answer"),
-    ("03_tools.py", (), "the model calls get_weather({'city': "),
+    ("03_tools.py", ("--forced",), "the model calls get_weather({'city': "),
     (
         "04_long_context_retrieval.py",
         ("--tokens", "1000", "--facts", "2", "--min-recall", "0"),
@@ -57,6 +57,11 @@ def test_recall_is_required(server: Server) -> None:
     words = ("--url", server.url, "--tokens", "300", "--facts", "1")
     result = run_recipe("04_long_context_retrieval.py", *words)
     assert result.returncode == 1 and "recall 0.00 is below 1.0" in result.stderr
+
+
+def test_a_call_is_required(server: Server) -> None:
+    result = run_recipe("03_tools.py", "--url", server.url)
+    assert result.returncode == 1 and "no tool call in" in result.stderr
 
 
 def test_no_drafts(server: Server) -> None:
