@@ -1,13 +1,17 @@
-"""Every recipe of the cookbook against a CPU server, as its docstring says to run it.
+"""Every recipe of the cookbook against a CPU server, as its docstring says to run it."""
 
-06_measure_acceptance.py needs drafts: `test_mtp.py` runs it on its own server.
-"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.recipes import run_recipe
 from tests.support.server import Server, ServerPool, ServerSpec
-from tests.support.specs import BF16_8, TRUTH_64
+from tests.support.specs import BF16_8, DRAFTS_16, TRUTH_64
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SERVER = TRUTH_64
 
@@ -67,6 +71,23 @@ def test_a_call_is_required(server: Server) -> None:
 def test_no_drafts(server: Server) -> None:
     result = run_recipe("06_measure_acceptance.py", "--url", server.url)
     assert result.returncode == 1 and "drafts nothing" in result.stderr
+
+
+@pytest.mark.parametrize("server", [DRAFTS_16], indirect=True, ids=["drafts"])
+def test_acceptance(server: Server, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one two three\nfour five six\n")
+    words = ("--prompts", str(prompts), "--new-tokens", "61")
+    result = run_recipe("06_measure_acceptance.py", "--url", server.url, *words)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    rows = [line for line in lines if len(line) == 3 and line[0].isdigit()]
+    assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5]
+    shares = [float(row[1].rstrip("%")) / 100 for row in rows]
+    # A draft counts only behind right ones, so each is accepted at most as often as the one before.
+    assert shares[0] > 0 and shares == sorted(shares, reverse=True)
+    for steps, row in enumerate(rows, start=1):
+        assert float(row[2]) == pytest.approx(1 + sum(shares[:steps]), abs=0.01)
 
 
 @pytest.mark.parametrize("server", [BF16_8], indirect=True, ids=["bf16"])
