@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sglang_glm.cli.main import main
-from tests.support.mtp_checkpoints import _rewrite
+from tests.support.mtp_checkpoints import rewrite
 from tests.support.server import Server
 from tests.support.specs import BF16_8, FP8_CACHE_8, TRUTH_8
 
@@ -27,7 +27,7 @@ def broken() -> str:
     def change(tensors: dict, config: dict) -> None:
         tensors[f"model.layers.{BROKEN_LAYER}.self_attn.o_proj.weight"] *= 1.5
 
-    return _rewrite(TRUTH_8.model, "verify-broken", change)
+    return rewrite(TRUTH_8.model, "verify-broken", change)
 
 
 def verify(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict]:
