@@ -21,7 +21,7 @@ def main() -> None:
     print(f"serving {get(arguments.url, '/model_info').json()['model_path']}")
     words = ["verify", "--url", arguments.url]
     words += ["--golden", arguments.golden] if arguments.golden else ["--live"]
-    words += ["--lengths", arguments.lengths] if arguments.lengths else []
+    words += ["--prompt-lengths", arguments.lengths] if arguments.lengths else []
     expect(sglang_glm(words) == 0, "the checkpoint is not served as the reference says")
 
 

@@ -11,7 +11,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_glm.cli.progress import ProgressLine, counted
 
@@ -97,7 +97,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--url must have been started with --debug-tensor-dump-output-folder DUMP",
     )
     reference.add_argument(
-        "--lengths",
+        "--prompt-lengths",
         type=_lengths,
         metavar="N,N,…",
         help="prompt lengths (default: around index_topk and the page size)",
@@ -119,6 +119,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "server says",
     )
     if importlib.util.find_spec(_BEHAVIOUR) is not None:
+        reference.add_argument(
+            "--behaviour",
+            action="store_true",
+            help="whether the trained tiny checkpoint retrieves, drafts and talks as it should",
+        )
         importlib.import_module(_BEHAVIOUR).configure_behaviour(parser)
 
 
@@ -153,15 +158,21 @@ def run(arguments: argparse.Namespace) -> int:
             "verify: --layers with --url needs the folder that the server dumps to, as in "
             "--layers /tmp/dump; start the server with --debug-tensor-dump-output-folder /tmp/dump"
         )
+    data: dict[str, Any] = {}
+    texts, passed = [], True
     with _server(arguments) as (client, dump):
-        passed = True
         if arguments.golden or arguments.live or dump is not None:
             report = _compare(arguments, client, dump)
             passed = report.passed
-            print(json.dumps(report.to_dict(), indent=2) if arguments.json else report.render())
+            data |= report.to_dict()
+            texts.append(report.render())
         if behaviour:
-            status = importlib.import_module(_BEHAVIOUR).run_behaviour(client.url, arguments)
-            passed = passed and status == 0
+            line = ProgressLine(counted("")).say
+            outcome = importlib.import_module(_BEHAVIOUR).run_behaviour(client.url, arguments, line)
+            passed = passed and outcome.passed
+            data["behaviour"] = outcome.to_dict()
+            texts.append(outcome.render())
+    print(json.dumps(data | {"passed": passed}, indent=2) if arguments.json else "\n\n".join(texts))
     return 0 if passed else 1
 
 
@@ -236,7 +247,7 @@ def _compare(arguments: argparse.Namespace, client: ServerClient, dump: Path | N
     oracle = _oracle(arguments, facts)
     vocab = _vocab(oracle.directory)
     if arguments.live:
-        lengths = arguments.lengths or regression.live_lengths(
+        lengths = arguments.prompt_lengths or regression.live_lengths(
             oracle.config.index_topk, min(_longest(facts), 3 * oracle.config.index_topk)
         )
         regression.check_live(
@@ -262,12 +273,12 @@ def _add_layers(
     from sglang_glm.verification.layers import check_layers
     from sglang_glm.verification.oracle import Oracle
 
-    lengths = arguments.lengths or [min(3 * oracle.config.index_topk, 200, _longest(facts))]
+    lengths = arguments.prompt_lengths or [min(3 * oracle.config.index_topk, 200, _longest(facts))]
     prompt = decided_prompt(oracle, vocab, lengths[-1])
     if prompt is None:
         raise ValueError(
             f"verify: rounding decides every prompt of {lengths[-1]} tokens; give a shorter one by "
-            "--lengths"
+            "--prompt-lengths"
         )
     rounded = None
     if facts.dtype != "float32":
@@ -362,13 +373,13 @@ def _write_golden(arguments: argparse.Namespace) -> int:
         client = ServerClient(arguments.url)
         facts = client.facts()
         served = _reference_directory(arguments, facts)
-        lengths = arguments.lengths or recording.default_lengths(served, _longest(facts))
+        lengths = arguments.prompt_lengths or recording.default_lengths(served, _longest(facts))
         entries = recording.record_server(
             client, facts, served, lengths, vocab=_vocab(served), progress=progress
         )
     else:
         oracle = _oracle(arguments, None)
-        lengths = arguments.lengths or recording.default_lengths(oracle.directory, 2100)
+        lengths = arguments.prompt_lengths or recording.default_lengths(oracle.directory, 2100)
         entries = recording.record_oracle(
             oracle, lengths, vocab=_vocab(oracle.directory), progress=progress
         )
@@ -377,5 +388,7 @@ def _write_golden(arguments: argparse.Namespace) -> int:
         save_entry(entry, directory / f"{name}.safetensors")
         print(f"wrote {directory / name}.safetensors: {len(entry.rows)} log-probabilities")
     if not entries:
-        raise RuntimeError("verify: rounding decides every prompt tried; give other --lengths")
+        raise RuntimeError(
+            "verify: rounding decides every prompt tried; give other --prompt-lengths"
+        )
     return 0

@@ -52,7 +52,7 @@ def test_live(
 ) -> None:
     for name, value in server.spec.env:
         monkeypatch.setenv(name, value)
-    words = ("--url", server.url, "--live", "--lengths", "5,9,24")
+    words = ("--url", server.url, "--live", "--prompt-lengths", "5,9,24")
     status, report = verify(capsys, *words)
     assert status == 0, report["failures"]
     assert len(report["prompts"]) == 3 and report["compared"] >= 50
@@ -60,7 +60,7 @@ def test_live(
 
 @pytest.mark.parametrize("server", [TRUTH_8], indirect=True, ids=["truth"])
 def test_wrong_reference(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--url", server.url, "--live", "--reference", broken(), "--lengths", "9")
+    words = ("--url", server.url, "--live", "--reference", broken(), "--prompt-lengths", "9")
     status, report = verify(capsys, *words)
     assert status == 1 and report["max_diff"] > 1e-3
     assert report["first_difference"]["prompt"] == "9 tokens"
@@ -70,7 +70,7 @@ def test_wrong_reference(server: Server, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("server", [TRUTH_8], indirect=True, ids=["truth"])
 def test_recorded(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = str(tmp_path / "today")
-    assert main(["verify", "--url", server.url, "--write-golden", folder, "--lengths", "7,65"]) == 0
+    assert main(["verify", "--url", server.url, "--write-golden", folder, "--prompt-lengths", "7,65"]) == 0
     status, report = verify(capsys, "--url", server.url, "--golden", folder)
     assert status == 0, report["failures"]
     assert report["compared"] == 7 + 65 + 2 * 15
@@ -78,7 +78,7 @@ def test_recorded(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: 
 
 @pytest.mark.slow
 def test_layers(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (TRUTH_8.model, "--layers", "--reference", broken(), "--lengths", "24")
+    words = (TRUTH_8.model, "--layers", "--reference", broken(), "--prompt-lengths", "24")
     status, report = verify(capsys, *words, "--server-args=--max-total-tokens 4096")
     assert status == 1
     assert report["layers"]["first"]["stage"].startswith(f"layer {BROKEN_LAYER} attention")

@@ -7,14 +7,19 @@ test_decided         a prompt with a near-tie is not taken for a reference
 test_stages_*        the first stage that differs is the one that was broken, from the row on
 test_dump_*          passes of a chunked prompt are found among other traffic
 test_refused         arguments that make no comparison
+test_behaviour       the tests of the trained checkpoint join report and exit status
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import json
 import shutil
+import sys
+import types
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -32,6 +37,10 @@ from sglang_glm.verification.golden import GoldenEntry, identify, load_entry
 from sglang_glm.verification.oracle import Oracle
 from sglang_glm.verification.recording import record_oracle
 from sglang_glm.verification.regression import PromptOutcome, judge_golden
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PROMPT = [5, 9, 2, 7, 11, 3, 8, 40, 41, 42, 43, 44]
@@ -296,7 +305,14 @@ def test_too_large_for_transformers(
 
 
 def test_writes_golden(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
-    words = ["verify", str(checkpoints[0]), "--write-golden", str(tmp_path), "--lengths", "3,9"]
+    words = [
+        "verify",
+        str(checkpoints[0]),
+        "--write-golden",
+        str(tmp_path),
+        "--prompt-lengths",
+        "3,9",
+    ]
     assert main(words) == 0
     made = load_entry(tmp_path / "len9.safetensors")
     assert made.prompt_length == 9 and identify(checkpoints[0]).made(made)
@@ -305,3 +321,37 @@ def test_writes_golden(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
 def test_not_golden(checkpoints: tuple[Path, Path]) -> None:
     with pytest.raises(ValueError, match="no golden header"):
         load_entry(checkpoints[0] / "model.safetensors")
+
+
+def test_behaviour(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The behaviour tests, where they are installed, join the report and the exit status."""
+    seen = {}
+
+    class Outcome:
+        def __init__(self, passed: bool) -> None:
+            self.passed = passed
+
+        def to_dict(self) -> dict:
+            return {"retrieval": 0.5}
+
+        def render(self) -> str:
+            return "half of it"
+
+    def run_behaviour(url: str, options: argparse.Namespace, progress: Callable) -> Outcome:
+        seen.update(url=url, questions=options.questions)
+        progress("a line")
+        return Outcome(passed=options.questions > 9)
+
+    module = types.ModuleType("behaviour")
+    module.run_behaviour = run_behaviour  # type: ignore[attr-defined]
+    module.configure_behaviour = lambda parser: parser.add_argument(  # type: ignore[attr-defined]
+        "--questions", type=int, default=10
+    )
+    module.__spec__ = importlib.machinery.ModuleSpec("behaviour", None)
+    monkeypatch.setitem(sys.modules, "sglang_glm.verification.behaviour", module)
+    words = ["verify", "--url", "http://server", "--behaviour"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"behaviour": {"retrieval": 0.5}, "passed": True}
+    assert main([*words, "--questions", "9"]) == 1
+    assert "half of it" in capsys.readouterr().out
+    assert seen == {"url": "http://server", "questions": 9}
