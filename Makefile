@@ -27,7 +27,7 @@ install: $(stamp) ## Set up .venv with the package and everything it needs
 
 serve: $(stamp) ## Serve a GLM checkpoint (MODEL=, PORT=, ARGS=); a tiny random one by default
 	@if [ "$(MODEL)" = .cache/tiny-glm-dsa ]; then $(MAKE) --no-print-directory .cache/tiny-glm-dsa; fi
-	@launch/serve.sh "$(python)" "$(MODEL)" "$(PORT)" $(ARGS)
+	@launch/serve.sh --python "$(python)" --model-path "$(MODEL)" --port "$(PORT)" $(ARGS)
 
 test: $(stamp) ## The suite of every change: no GPU, about ten minutes
 	$(python) -m pytest -m "not gpu and not multigpu and not slow"

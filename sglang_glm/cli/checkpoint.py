@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_glm.checkpoint.spec import FP8_EXCLUDABLE, CheckpointSpec
+from sglang_glm.cli.progress import ProgressLine, in_megabytes
 
 if TYPE_CHECKING:
     import argparse
@@ -165,24 +164,6 @@ def _script(arguments: argparse.Namespace) -> tuple[str, ...]:
     return (arguments.script, arguments.script_after_tool)
 
 
-class _ProgressLine:
-    """Prints at most one line every two seconds, so that quick writes print nothing."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + 2
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + 2
-        print(
-            f"  {done_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB "
-            f"({100 * done_bytes // total_bytes}%)",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Write the checkpoint.
 
@@ -197,7 +178,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     spec = spec_from_arguments(arguments)
     directory = arguments.directory.resolve()
-    written = write_checkpoint(spec, directory, force=arguments.force, progress=_ProgressLine())
+    written = write_checkpoint(
+        spec, directory, force=arguments.force, progress=ProgressLine(in_megabytes)
+    )
     size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     full = [i for i, kind in enumerate(spec.layer_indexer_types) if kind == "full"]
     state = "wrote" if written else "already there:"

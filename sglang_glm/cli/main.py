@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
     "checkpoint": "write a small random checkpoint to serve and test with",
     "doctor": "check that this machine can serve, and with which backends",
     "plan": "memory, traffic, time and launch flags of a model on given GPUs",
+    "verify": "compare a server or a checkpoint with reference logits",
 }
 """Subcommand to its line of help. Its module, ``sglang_glm.cli.<name>``, has
 ``configure(parser)``, which may set ``parser.description`` and adds arguments, and

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_glm.planning import hardware, picture, report
+from sglang_glm.planning import hardware, measured, picture, report
 from sglang_glm.planning.experts import MeasuredHistogram, RecordedHits, UniformRouting
 from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.planning.plan import DEFAULT_ACCEPT_LENGTH, Plan, Workload, build_plan
@@ -35,6 +35,8 @@ examples:
         --chunked-prefill-size 4096
   a checkpoint of your own, for a script, with a picture:
     sglang-glm plan ./checkpoint/config.json --gpu b200 --tp 4 --json --picture plan.svg
+  how far the plan was from measured servers:
+    sglang-glm plan --compare rows.jsonl
 """
 
 
@@ -43,7 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Memory, traffic and time of a glm_moe_dsa model on given GPUs, without GPUs, weights or network."
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "model", help="config.json, checkpoint folder, or one of " + ", ".join(RELEASED)
+        "model",
+        nargs="?",
+        help="config.json, checkpoint folder, or one of " + ", ".join(RELEASED),
     )
     parser.add_argument("--gpu", default="h200", help=", ".join(hardware.GPUS))
     layout = parser.add_argument_group("layout (names as in SGLang)")
@@ -109,6 +113,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--expert-histogram", type=Path, help='JSON {"layer_id": [count per expert, …]}'
     )
     output = parser.add_argument_group("output")
+    output.add_argument(
+        "--compare",
+        type=Path,
+        metavar="ROWS.jsonl",
+        help="instead of a plan: predicted beside measured milliseconds of server rows",
+    )
     output.add_argument("--json", action="store_true", help="print the plan as JSON")
     output.add_argument(
         "--picture",
@@ -135,6 +145,10 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: the model, the layout or the load is impossible; says why in one sentence.
     """
+    if args.compare is not None:
+        return _compare(args)
+    if args.model is None:
+        raise ValueError("plan: got no model, expected a config.json or " + next(iter(RELEASED)))
     plan = make_plan(args)
     if args.picture is not None:
         _write_picture(plan, args)
@@ -142,6 +156,15 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report.plan_to_dict(plan, args.model), indent=2))
     else:
         print(report.render_text(plan, args.model, accept_length=args.accept_length))
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    predictions = [measured.predict(row) for row in measured.read_rows(args.compare)]
+    if args.json:
+        print(json.dumps([item.to_dict() for item in predictions], indent=2))
+    else:
+        print(measured.render(predictions, report.NOT_MODELLED))
     return 0
 
 

@@ -101,6 +101,39 @@ class RecordedHits:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedHitsByLayer:
+    """Experts hit per step, as recorded on a server for each MoE layer.
+
+    Attributes:
+        experts_hit: Layer id to number. Layers that were not recorded take the mean.
+    """
+
+    experts_hit: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        if not self.experts_hit:
+            raise ValueError("plan: experts_hit names no layer, expected layer ids with numbers")
+
+    def experts_hit_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int, num_tokens: float
+    ) -> float:
+        """See `Routing`; spread evenly over the GPUs, at most the local experts."""
+        mean = sum(self.experts_hit.values()) / len(self.experts_hit)
+        hit = self.experts_hit.get(layer_id, mean)
+        return min(config.n_routed_experts // layout.ep_size, hit / layout.ep_size)
+
+    def token_share_per_gpu(
+        self, config: GlmDsaConfig, layout: ParallelLayout, layer_id: int
+    ) -> float:
+        """See `Routing`."""
+        return 1.0 / layout.ep_size
+
+    def describe(self) -> str:
+        """See `Routing`."""
+        return f"recorded for {len(self.experts_hit)} MoE layers, step by step"
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredHistogram:
     """How often each expert was chosen, per layer.
 

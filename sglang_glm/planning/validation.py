@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_glm.config import GlmDsaConfig
-from sglang_glm.planning import hardware, roofline
-from sglang_glm.planning.experts import RecordedHits
-from sglang_glm.planning.layout import ParallelLayout
-from sglang_glm.planning.plan import Workload, build_plan
-from sglang_glm.planning.released import RELEASED
-from sglang_glm.planning.speculation import MtpShape
-from sglang_glm.planning.traffic import ModelSetup
+from sglang_glm.planning.measured import MeasuredRow, Prediction, predict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,73 +61,35 @@ SERVER_ROWS = (
 )
 """SGLang 0.5.23 on one H200, FP8 KV rows, flashmla_kv. The first row fits the fixed times."""
 
-MTP_SHAPE = MtpShape(num_steps=5, num_draft_tokens=6)
-CHUNK_TOKENS = 8192
+FIGURES = {
+    "decode step": "decode",
+    "MTP round": "mtp_round",
+    "prefill": "prefill",
+    "prefill, MTP": "mtp_prefill",
+}
+"""Name of a figure in the document to its op."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One predicted figure beside its measurement, in milliseconds."""
-
-    row: ServerRow
-    figure: str
-    measured_ms: float
-    predicted_ms: float
-    roofline_ms: float
-
-    @property
-    def error(self) -> float:
-        """Signed share of the measurement; negative when the prediction is too fast."""
-        return self.predicted_ms / self.measured_ms - 1.0
-
-
-def compare(row: ServerRow) -> list[Comparison]:
-    """Predict the four figures of a row."""
-    released = RELEASED["zai-org/GLM-5.3"]
-    config = GlmDsaConfig.from_hf(
-        released | {"num_hidden_layers": row.num_layers, "n_routed_experts": row.n_routed_experts}
-    )
-    setup = ModelSetup(
-        config=config,
-        layout=ParallelLayout(),
-        precision="fp8",
-        kv_dtype="fp8_packed",
-        routing=RecordedHits(row.experts_hit),
-    )
-    plans = [
-        build_plan(
-            setup,
-            hardware.find_gpu("h200"),
-            Workload(
-                context_tokens=row.context_tokens,
-                concurrency=row.batch,
-                chunk_tokens=CHUNK_TOKENS,
-                mtp=mtp,
+def compare(row: ServerRow) -> list[tuple[str, Prediction]]:
+    """Predict the four figures of a row, named as the document names them."""
+    milliseconds = (row.decode_ms, row.round_ms, *row.prefill_ms)
+    return [
+        (
+            figure,
+            predict(
+                MeasuredRow(
+                    op=op,
+                    batch=row.batch,
+                    context_tokens=row.context_tokens,
+                    ms_per_step=measured_ms,
+                    experts_hit=row.experts_hit,
+                    num_layers=row.num_layers,
+                    n_routed_experts=row.n_routed_experts,
+                )
             ),
         )
-        for mtp in (None, MTP_SHAPE)
+        for (figure, op), measured_ms in zip(FIGURES.items(), milliseconds, strict=True)
     ]
-    results = []
-    for figure, plan, phases, measured_ms in (
-        ("decode step", plans[0], [plans[0].decode], row.decode_ms),
-        ("MTP round", plans[1], plans[1].mtp_round, row.round_ms),
-        ("prefill", plans[0], None, row.prefill_ms[0]),
-        ("prefill, MTP", plans[1], None, row.prefill_ms[1]),
-    ):
-        predicted_us, ideal_us = (
-            row.batch * plan.prefill_us(rates) if phases is None else plan.phases_us(phases, rates)
-            for rates in (roofline.HOPPER_RATES, roofline.IDEAL_RATES)
-        )
-        results.append(
-            Comparison(
-                row=row,
-                figure=figure,
-                measured_ms=measured_ms,
-                predicted_ms=predicted_us / 1e3,
-                roofline_ms=ideal_us / 1e3,
-            )
-        )
-    return results
 
 
 def render_table() -> str:
@@ -144,11 +99,11 @@ def render_table() -> str:
         "| --- | --- | --: | --: | --: | --: |",
     ]
     for row in SERVER_ROWS:
-        for item in compare(row):
-            digits = 2 if item.measured_ms < 20 else 0
+        for figure, item in compare(row):
+            digits = 2 if item.row.ms_per_step < 20 else 0
             lines.append(
-                f"| {row.context_tokens:,} x {row.batch} | {item.figure} "
-                f"| {item.measured_ms:,.{digits}f} | {item.predicted_ms:,.{digits}f} "
+                f"| {row.context_tokens:,} x {row.batch} | {figure} "
+                f"| {item.row.ms_per_step:,.{digits}f} | {item.predicted_ms:,.{digits}f} "
                 f"| {100 * item.error:+.0f}% | {item.roofline_ms:,.{digits}f} |"
             )
     return "\n".join(lines)

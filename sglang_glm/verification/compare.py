@@ -45,6 +45,8 @@ class Comparison:
         max_top_loss: Largest amount by which a token that the server ranked in its top k is less
             likely, by the oracle, than the oracle's own token of that rank.
         worst: Where ``max_diff`` occurred, in words; empty if nothing was compared.
+        row_diffs: Row and difference of every compared entry of one sequence, in the server's
+            order; empty for a sum over several sequences, whose rows do not compare.
     """
 
     compared: int
@@ -53,6 +55,18 @@ class Comparison:
     max_excused_diff: float
     max_top_loss: float
     worst: str
+    row_diffs: tuple[tuple[int, float], ...] = ()
+
+    def first_row_over(self, bound: float) -> int | None:
+        """First row of one sequence whose difference exceeds a bound.
+
+        Args:
+            bound: Allowed difference of log-probabilities.
+
+        Returns:
+            The row, a NaN counting as over; None if there is none.
+        """
+        return min((row for row, diff in self.row_diffs if not diff <= bound), default=None)
 
     @property
     def excused_fraction(self) -> float:
@@ -155,6 +169,7 @@ def compare_logprobs(
         max_excused_diff=float(dropped.max()) if len(dropped) else 0.0,
         max_top_loss=float(top_loss[~excused].max()) if len(kept) else 0.0,
         worst=worst,
+        row_diffs=tuple(zip(rows[~excused].tolist(), kept.tolist(), strict=True)),
     )
 
 

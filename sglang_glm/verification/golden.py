@@ -7,6 +7,7 @@ spec and the hash of its weights, so a change to the writer cannot pass unnotice
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sglang_glm.checkpoint.spec import CheckpointSpec
+from sglang_glm.checkpoint.writer import read_manifest
 from sglang_glm.verification.compare import Comparison, ServerLogprobs
 from sglang_glm.verification.formats import CacheFormats
 
@@ -34,8 +36,8 @@ class GoldenEntry:
     """One sequence on one checkpoint.
 
     Attributes:
-        spec: The checkpoint.
-        weights_sha256: Hash of its weights, as in its manifest.
+        spec: The checkpoint, or None if this package did not write it.
+        weights_sha256: Hash of its weights, from :func:`identify`.
         formats: Number formats of the caches.
         versions: Of the packages that computed the entry.
         prompt_length: Tokens of the prompt; the rest is the greedy continuation.
@@ -47,7 +49,7 @@ class GoldenEntry:
         first_near_tie: See ``OracleRun.first_near_tie``.
     """
 
-    spec: CheckpointSpec
+    spec: CheckpointSpec | None
     weights_sha256: str
     formats: CacheFormats
     versions: dict[str, str]
@@ -60,8 +62,55 @@ class GoldenEntry:
     first_near_tie: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a checkpoint is.
+
+    Attributes:
+        spec: If this package wrote it. Specs with equal weights may differ in ``index_topk``.
+        weights_sha256: As its manifest says; for another's checkpoint over its config and weights.
+    """
+
+    spec: CheckpointSpec | None
+    weights_sha256: str
+
+    def made(self, entry: GoldenEntry) -> bool:
+        """Whether an entry was computed from this checkpoint."""
+        return (entry.spec, entry.weights_sha256) == (self.spec, self.weights_sha256)
+
+
+def identify(directory: Path) -> Identity:
+    """Identify a checkpoint; reads all of its weights if this package did not write it.
+
+    Args:
+        directory: A checkpoint.
+
+    Returns:
+        Its identity.
+
+    Raises:
+        ValueError: If there are no weights.
+    """
+    manifest: dict[str, Any] | None = read_manifest(directory)
+    if manifest is not None:
+        return Identity(
+            spec=spec_from_json(manifest["spec"]), weights_sha256=manifest["weights_sha256"]
+        )
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"identify: {directory} has no *.safetensors, expected a checkpoint directory"
+        )
+    digest = hashlib.sha256()
+    for path in [directory / "config.json", *files]:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return Identity(spec=None, weights_sha256=digest.hexdigest())
+
+
 def make_entry(
-    spec: CheckpointSpec,
+    spec: CheckpointSpec | None,
     weights_sha256: str,
     formats: CacheFormats,
     run: OracleRun,
@@ -72,8 +121,8 @@ def make_entry(
     """Reduce a greedy run to an entry.
 
     Args:
-        spec: The checkpoint that was run.
-        weights_sha256: From its manifest.
+        spec: The checkpoint that was run, None if it is not one of ours.
+        weights_sha256: From :func:`identify`.
         formats: What the oracle rounded to.
         run: From ``Oracle.greedy``.
         prompt_length: Tokens of the prompt.
@@ -108,7 +157,7 @@ def save_entry(entry: GoldenEntry, path: Path) -> None:
         path: A ``.safetensors`` file.
     """
     header: dict[str, Any] = {
-        "spec": dataclasses.asdict(entry.spec),
+        "spec": None if entry.spec is None else dataclasses.asdict(entry.spec),
         "formats": dataclasses.asdict(entry.formats),
         "weights_sha256": entry.weights_sha256,
         "versions": entry.versions,
@@ -130,6 +179,21 @@ def save_entry(entry: GoldenEntry, path: Path) -> None:
     path.chmod(0o644)
 
 
+def spec_from_json(values: dict[str, Any]) -> CheckpointSpec:
+    """Read a spec that went through JSON, which has lists for tuples.
+
+    Args:
+        values: Field to value, as in a manifest or an entry's header.
+
+    Returns:
+        The spec.
+    """
+    fields: dict[str, Any] = {
+        field: tuple(value) if isinstance(value, list) else value for field, value in values.items()
+    }
+    return CheckpointSpec(**fields)
+
+
 def load_entry(path: Path) -> GoldenEntry:
     """Read an entry.
 
@@ -138,16 +202,21 @@ def load_entry(path: Path) -> GoldenEntry:
 
     Returns:
         The entry.
+
+    Raises:
+        ValueError: If the file is not a golden entry.
     """
     with safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()["golden"])
+        metadata = file.metadata() or {}
+        if "golden" not in metadata:
+            raise ValueError(
+                f"load_entry: {path} has no golden header, expected a file written by "
+                "`sglang-glm verify --write-golden`"
+            )
+        header = json.loads(metadata["golden"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    spec = header["spec"]
-    for field, value in spec.items():
-        if isinstance(value, list):
-            spec[field] = tuple(value)
     return GoldenEntry(
-        spec=CheckpointSpec(**spec),
+        spec=None if header["spec"] is None else spec_from_json(header["spec"]),
         weights_sha256=header["weights_sha256"],
         formats=CacheFormats(**header["formats"]),
         versions=header["versions"],
@@ -211,4 +280,5 @@ def compare_golden(server: ServerLogprobs, entry: GoldenEntry) -> Comparison:
         max_excused_diff=float(diff[excused].max()) if bool(excused.any()) else 0.0,
         max_top_loss=float(rank_diff[~excused].max()) if len(kept) else 0.0,
         worst=worst,
+        row_diffs=tuple(zip(rows[~excused].tolist(), kept.tolist(), strict=True)),
     )

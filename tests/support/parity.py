@@ -12,6 +12,7 @@ from sglang_glm.verification.compare import (
     merge_comparisons,
     parse_generate,
 )
+from sglang_glm.verification.decided import decided_prompt
 from sglang_glm.verification.prompts import ordinary_vocab, random_prompt
 from sglang_glm.verification.reference_cache import ReferenceCache
 
@@ -45,22 +46,12 @@ def clean_prompt(server: Server, length: int) -> list[int]:
 
 
 def stable_prompt(server: Server, length: int, formats: CacheFormats) -> list[int]:
-    """The first prompt, by seed, whose FP8 roundings no FP32 rounding can tip over.
-
-    Where a value sits on the edge between two codes, the order of a sum decides its code, and a
-    code can decide a selection. Such a prompt shows when the oracle itself answers differently
-    once its prompt comes in pieces.
-    """
+    """The first prompt, by seed, whose FP8 roundings no FP32 rounding can tip over."""
     oracle = reference(server.spec.model, formats).oracle
-    for seed in range(20):
-        ids = prompt(server, length, seed)
-        session = oracle.session()
-        for start in range(0, length, 7):
-            session.extend(ids[start : start + 7])
-        whole, pieces = oracle.run(ids).logprobs, session.result().logprobs
-        if (whole - pieces).abs().max() < 5e-4:
-            return ids
-    raise RuntimeError(f"20 prompts of {length} tokens all depend on FP32 rounding")
+    ids = decided_prompt(oracle, ordinary_vocab(Path(server.spec.model)), length)
+    if ids is None:
+        raise RuntimeError(f"20 prompts of {length} tokens all depend on FP32 rounding")
+    return ids
 
 
 def compare(

@@ -3,7 +3,6 @@
 test_links                  every relative link and every named path of the documents exists
 test_variables              README's table lists the variables of envs.py, all of them
 test_backend_names          README's table lists the registry's names
-test_commands               every sglang-glm command of the documents is accepted
 test_kernel_docstrings      every public function of glm_kernels states its arguments' shapes
 test_nothing_of_workplaces  no document or source names a machine's paths
 """
@@ -12,7 +11,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import shlex
 from pathlib import Path
 
 import glm_kernels
@@ -20,10 +18,7 @@ import pytest
 
 from sglang_glm import envs
 from sglang_glm.attention import registry
-from sglang_glm.cli import main as cli
-
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+from tests.support.documents import DOCUMENTS, ROOT
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -51,31 +46,6 @@ def test_backend_names() -> None:
             for device in ("cpu", "cuda")
         )
         assert f"| `--dsa-{phase}-backend` | {host} | `{default}` | {cuda} |" in text
-
-
-def documented_commands() -> list[str]:
-    found = []
-    for document in DOCUMENTS:
-        for block in re.findall(r"```bash\n(.*?)```", document.read_text(), re.DOTALL):
-            lines = block.replace("\\\n", " ").splitlines()
-            found += [
-                line.split("#")[0].strip() for line in lines if line.startswith("sglang-glm ")
-            ]
-    return found
-
-
-@pytest.mark.parametrize("command", documented_commands())
-def test_commands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(command.split("|")[0])[1:]
-    if words[0] == "plan":
-        assert cli.main(words) == 0
-        return
-    # The others write or start something: their own tests run them; here the arguments count.
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*words, "--help"])
-    assert stop.value.code == 0
-    known = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
-    assert {word for word in words if word.startswith("--")} <= known
 
 
 def public_functions() -> list[tuple[str, object]]:

@@ -54,6 +54,16 @@ def test_other_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.remedy == "pip install 'sglang>=0.6'"
 
 
+def test_no_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise environment.PackageNotFoundError(name)
+
+    monkeypatch.setattr(environment, "version", missing)
+    (finding,) = environment.check_versions()
+    assert finding.state == "failed" and finding.detail == "not installed"
+    assert finding.remedy.startswith("pip install 'sglang")
+
+
 def test_report() -> None:
     bad = Finding(part="p", name="n", state="failed", detail="d", remedy="r")
     good = Finding(part="p", name="m", state="ok", detail="d")

@@ -85,8 +85,8 @@ def test_own_checkpoint(tmp_path, capsys):
     [
         ("zai-org/GLM-4", "expected a config.json"),
         ("zai-org/GLM-5.3 --gpu a100", "gpu is 'a100'"),
-        ("zai-org/GLM-5.3 --tp 8 --attn-dp-size 3", "attn_dp_size is 3"),
-        ("zai-org/GLM-5.3 --tp 8 --ep 4 --moe-a2a-backend deepep", "ep_size is 4"),
+        ("zai-org/GLM-5.3 --tp 8 --attn-dp-size 3", "--attn-dp-size 3"),
+        ("zai-org/GLM-5.3 --tp 8 --ep 4 --moe-a2a-backend deepep", "--ep-size 4"),
         ("zai-org/GLM-5.3 --tp 4", "weights need"),
         ("zai-org/GLM-5.1 --weights fp8 --context 1m", "max_position_embeddings=202752"),
         ("zai-org/GLM-5.3 --mtp-steps -1", "num_steps is -1"),
@@ -128,7 +128,7 @@ def test_bad_token_counts(text):
 def help_examples():
     epilog = make_parser().epilog.replace("\\\n", " ")
     commands = re.findall(r"^ *sglang-glm plan (.*)$", epilog, re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     return commands
 
 
@@ -138,6 +138,7 @@ def test_examples_of_the_help_run(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "checkpoint").mkdir()
     small = RELEASED["zai-org/GLM-5.3"] | {"num_hidden_layers": 12}
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(small))
+    (tmp_path / "rows.jsonl").write_text('{"op": "decode", "shape": "8x30000", "ms_per_step": 3}')
     assert run(shlex.split(command)) == 0
     assert capsys.readouterr().out
 

@@ -115,7 +115,7 @@ def test_mtp_without_the_layer():
 
 def test_layout_is_checked_against_the_model():
     config = dataclasses.replace(GLM, n_routed_experts=12)
-    with pytest.raises(ValueError, match="n_routed_experts=12"):
+    with pytest.raises(ValueError, match="n_routed_experts 12"):
         make_plan(config)
 
 
@@ -123,11 +123,13 @@ COMPARISONS = [item for row in validation.SERVER_ROWS for item in validation.com
 
 
 @pytest.mark.parametrize(
-    "item", COMPARISONS, ids=lambda i: f"{i.row.context_tokens}x{i.row.batch} {i.figure}"
+    ("figure", "item"),
+    COMPARISONS,
+    ids=[f"{i.row.context_tokens}x{i.row.batch} {figure}" for figure, i in COMPARISONS],
 )
-def test_prediction_against_measured_rows(item):
-    assert item.roofline_ms < item.measured_ms, "the roofline is a lower bound"
-    if item.figure.startswith("prefill") and item.row.context_tokens < 8192:
+def test_prediction_against_measured_rows(figure, item):
+    assert item.roofline_ms < item.row.ms_per_step, "the roofline is a lower bound"
+    if figure.startswith("prefill") and item.row.context_tokens < 8192:
         # One short chunk is host and launch time, which the plan does not model.
         assert item.error < -0.5
     else:

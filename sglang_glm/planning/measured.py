@@ -1,0 +1,257 @@
+"""Measured server rows beside their predictions: `sglang-glm plan --compare FILE.jsonl`.
+
+A row is one JSON object a line. `op`, `shape` and `ms_per_step` must be there:
+
+* `op`: `decode` (one token without drafts), `mtp_round` (verify, draft extend and draft steps),
+  `prefill` (all prompts, from nothing) or `mtp_prefill` (the draft layer reads them too);
+* `shape`: requests and tokens of context each, `8x30000` or `32x128k`;
+* `ms_per_step`: milliseconds of the op;
+* `experts_hit`: distinct experts a MoE layer and step, as recorded: a number, or one by layer id.
+  Without it uniform routing is assumed and the table says so;
+* `gpu` (h200), `num_layers` (7), `n_routed_experts` (32), `tp` (1), `mtp_steps` (5),
+  `kv_cache_dtype` (fp8_e4m3), `chunked_prefill_size` (8192), `model` (zai-org/GLM-5.3).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sglang_glm.config import GlmDsaConfig
+from sglang_glm.planning import hardware, roofline
+from sglang_glm.planning.experts import RecordedHits, RecordedHitsByLayer, UniformRouting
+from sglang_glm.planning.layout import ParallelLayout
+from sglang_glm.planning.plan import Workload, build_plan
+from sglang_glm.planning.released import RELEASED
+from sglang_glm.planning.speculation import MtpShape
+from sglang_glm.planning.traffic import ModelSetup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sglang_glm.planning.experts import Routing
+    from sglang_glm.planning.plan import Plan
+
+OPS = ("decode", "mtp_round", "prefill", "mtp_prefill")
+LARGE_ERROR = 0.30
+"""Share of the measurement beyond which the report says what is not modelled."""
+
+_SHAPE = re.compile(r"^(\d+)x(\d+)([kKmM]?)\b")
+_FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRow:
+    """One measured step.
+
+    Attributes:
+        op: One of `OPS`.
+        batch: Requests at once.
+        context_tokens: Of each.
+        ms_per_step: Measured.
+        experts_hit: Per MoE layer and step: one number, by layer id, or `None` if not recorded.
+        num_layers: Decoder layers served.
+        n_routed_experts: Of each MoE layer.
+        mtp_steps: Draft steps of a round.
+    """
+
+    op: str
+    batch: int
+    context_tokens: int
+    ms_per_step: float
+    experts_hit: float | dict[int, float] | None = None
+    model: str = "zai-org/GLM-5.3"
+    gpu: str = "h200"
+    tp: int = 1
+    num_layers: int = 7
+    n_routed_experts: int = 32
+    mtp_steps: int = 5
+    kv_cache_dtype: str = "fp8_e4m3"
+    chunked_prefill_size: int = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One row beside its plan.
+
+    Attributes:
+        row: The measurement.
+        predicted_ms: With the shares that kernels reach, or the roofline where none is known.
+        roofline_ms: Every kernel at the ceiling.
+        routing: The routing that was assumed, in words.
+    """
+
+    row: MeasuredRow
+    predicted_ms: float
+    roofline_ms: float
+    routing: str
+
+    @property
+    def error(self) -> float:
+        """Signed share of the measurement; negative when the prediction is too fast."""
+        return self.predicted_ms / self.row.ms_per_step - 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "op": self.row.op,
+            "batch": self.row.batch,
+            "context_tokens": self.row.context_tokens,
+            "measured_ms": self.row.ms_per_step,
+            "predicted_ms": self.predicted_ms,
+            "roofline_ms": self.roofline_ms,
+            "error": self.error,
+            "routing": self.routing,
+        }
+
+
+def read_rows(path: Path) -> list[MeasuredRow]:
+    """Read a file of rows.
+
+    Raises:
+        ValueError: Naming the line that is not a row, or the file that holds none.
+    """
+    if not path.is_file():
+        raise ValueError(f"plan: {path} is no file, expected measured rows as JSON lines")
+    rows = [
+        parse_row(line, f"{path.name}:{number}")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if line.strip()
+    ]
+    if not rows:
+        raise ValueError(f"plan: {path} holds no rows, expected JSON lines")
+    return rows
+
+
+def parse_row(line: str, where: str) -> MeasuredRow:
+    """Read one row.
+
+    Args:
+        line: JSON, as the module describes it; other keys are passed over.
+        where: File and line, for the error.
+
+    Raises:
+        ValueError: Naming the key.
+    """
+    try:
+        values: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"plan: {where} is not JSON ({error.msg})") from None
+    missing = [key for key in ("op", "shape", "ms_per_step") if key not in values]
+    if missing:
+        raise ValueError(f"plan: {where} lacks {', '.join(missing)}")
+    if values["op"] not in OPS:
+        raise ValueError(f"plan: {where} has op {values['op']!r}, expected one of {', '.join(OPS)}")
+    shape = _SHAPE.match(str(values["shape"]))
+    if shape is None or int(shape[1]) < 1 or int(shape[2]) < 1:
+        raise ValueError(
+            f"plan: {where} has shape {values['shape']!r}, expected requests and tokens such as "
+            "8x30000 or 32x128k"
+        )
+    if not float(values["ms_per_step"]) > 0:
+        raise ValueError(
+            f"plan: {where} has ms_per_step {values['ms_per_step']}, expected more than 0"
+        )
+    hits = values.get("experts_hit")
+    if isinstance(hits, dict):
+        hits = {int(layer): float(count) for layer, count in hits.items()}
+    optional = {
+        key: values[key]
+        for key in MeasuredRow.__dataclass_fields__
+        if key in values and key not in ("op", "ms_per_step", "experts_hit", "batch")
+    }
+    context_tokens = int(shape[2]) * _FACTORS[shape[3].lower()]
+    return MeasuredRow(
+        **{
+            "op": values["op"],
+            "batch": int(shape[1]),
+            "context_tokens": context_tokens,
+            "ms_per_step": float(values["ms_per_step"]),
+            "experts_hit": hits,
+            **optional,
+        }
+    )
+
+
+def predict(row: MeasuredRow) -> Prediction:
+    """Plan what was measured.
+
+    Raises:
+        ValueError: If the model or the GPU of the row is unknown, or it cannot be served so.
+    """
+    if row.model not in RELEASED:
+        raise ValueError(f"plan: model is {row.model!r}, expected one of {', '.join(RELEASED)}")
+    config = GlmDsaConfig.from_hf(
+        RELEASED[row.model]
+        | {"num_hidden_layers": row.num_layers, "n_routed_experts": row.n_routed_experts}
+    )
+    routing = _routing(row)
+    gpu = hardware.find_gpu(row.gpu)
+    steps = row.mtp_steps if row.op.startswith("mtp_") else 0
+    plan = build_plan(
+        ModelSetup(
+            config=config,
+            layout=ParallelLayout(tp_size=row.tp),
+            precision="fp8",
+            kv_dtype="bf16" if row.kv_cache_dtype == "bfloat16" else "fp8_packed",
+            routing=routing,
+        ),
+        gpu,
+        Workload(
+            context_tokens=row.context_tokens,
+            concurrency=row.batch,
+            chunk_tokens=row.chunked_prefill_size,
+            mtp=MtpShape(num_steps=steps, num_draft_tokens=steps + 1) if steps else None,
+        ),
+    )
+    known = roofline.known_rates(gpu) or roofline.IDEAL_RATES
+    return Prediction(
+        row=row,
+        predicted_ms=_milliseconds(row, plan, known),
+        roofline_ms=_milliseconds(row, plan, roofline.IDEAL_RATES),
+        routing=routing.describe(),
+    )
+
+
+def _routing(row: MeasuredRow) -> Routing:
+    if isinstance(row.experts_hit, dict):
+        return RecordedHitsByLayer(row.experts_hit)
+    return UniformRouting() if row.experts_hit is None else RecordedHits(row.experts_hit)
+
+
+def _milliseconds(row: MeasuredRow, plan: Plan, rates: roofline.KernelRates) -> float:
+    if row.op.endswith("prefill"):
+        return row.batch * plan.prefill_us(rates) / 1e3
+    phases = plan.mtp_round if row.op == "mtp_round" else [plan.decode]
+    return plan.phases_us(phases, rates) / 1e3
+
+
+def render(predictions: Sequence[Prediction], not_modelled: Sequence[str]) -> str:
+    """All rows as a table, and what the plan leaves out where it is far off.
+
+    Args:
+        predictions: At least one.
+        not_modelled: What the plan does not know.
+    """
+    lines = [
+        f"{'op':<10}{'requests x tokens':>20}{'measured ms':>13}{'predicted ms':>14}{'error':>8}"
+        f"{'roofline ms':>13}"
+    ]
+    for item in predictions:
+        shape = f"{item.row.batch} x {item.row.context_tokens:,}"
+        lines.append(
+            f"{item.row.op:<10}{shape:>20}{item.row.ms_per_step:>13,.2f}{item.predicted_ms:>14,.2f}"
+            f"{100 * item.error:>+7.0f}%{item.roofline_ms:>13,.2f}"
+        )
+    lines += ["", *sorted({f"experts: {item.routing}" for item in predictions})]
+    far = [item for item in predictions if abs(item.error) > LARGE_ERROR]
+    if far:
+        lines.append(
+            f"{len(far)} of {len(predictions)} rows are more than {LARGE_ERROR:.0%} off. Not modelled: "
+            + "; ".join(not_modelled)
+            + "."
+        )
+    return "\n".join(lines)
