@@ -92,7 +92,7 @@ class _Measured:
 
 #: First match wins. `ratio` is our time over the peer's, on one H200.
 _MEASURED: tuple[_Measured, ...] = (
-    # 8 heads, 32 requests of 6: 0.38, and a plan of 59 us that the layers of a selection share. With
+    # 8 heads, 32 requests of 6: 0.36, and a plan of 60 us that the layers of a selection share. With
     # fewer requests the plan costs more than the gather saves.
     _Measured(
         form="glm_verify",
@@ -103,7 +103,7 @@ _MEASURED: tuple[_Measured, ...] = (
         rows=(1, 4096),
         min_requests=16,
         shares_tile=True,
-        ratio="0.38 beside a plan shared by layers, 8 heads, 32 x 6",
+        ratio="0.36 beside a plan shared by layers, 8 heads, 32 x 6",
     ),
     # FlashMLA pads eight heads to 64.
     _Measured(
@@ -113,7 +113,7 @@ _MEASURED: tuple[_Measured, ...] = (
         peer="flashmla_kv",
         max_heads=8,
         rows=(1, 192),
-        ratio="0.71, 0.77 and 0.96 with 1, 32 and 192 rows of 8 heads",
+        ratio="0.71, 0.64 and 0.54 with 1, 32 and 192 rows of 8 heads",
     ),
     _Measured(
         form="glm_sparse",
@@ -121,17 +121,8 @@ _MEASURED: tuple[_Measured, ...] = (
         kv_dtype=FP8,
         peer="flashmla_kv",
         max_heads=64,
-        rows=(1, 1),
-        ratio="0.97 with one row of 64 heads",
-    ),
-    _Measured(
-        form="glm_sparse",
-        phases=("decode", "verify"),
-        kv_dtype=FP8,
-        peer="flashmla_kv",
-        max_heads=64,
-        rows=(32, 32),
-        ratio="0.97 with 32 rows of 64 heads",
+        rows=(1, 32),
+        ratio="0.80, 0.95 and 0.78 with 1, 8 and 32 rows of 64 heads",
     ),
     # The peer is a prefill kernel: it does not divide the selection of a row.
     _Measured(
@@ -141,12 +132,12 @@ _MEASURED: tuple[_Measured, ...] = (
         peer="flashmla_sparse",
         max_heads=64,
         rows=(1, 32),
-        ratio="0.30, 0.38 and 0.78 with 1, 8 and 32 rows of 64 heads",
+        ratio="0.21, 0.29 and 0.67 with 1, 8 and 32 rows of 64 heads",
     ),
 )
 
 #: Fewest requests with which scoring and selection of verify rows beat DeepGEMM and top-k v2 at
-#: 32,768 positions and above: 0.55 (32 x 32,768), 0.45 (8 x 131,072), 0.36 (32 x 131,072).
+#: 32,768 positions and above: 0.50 (32 x 32,768), 0.46 (8 x 131,072), 0.35 (32 x 131,072).
 MIN_VERIFY_REQUESTS = 4
 
 
@@ -227,7 +218,7 @@ def choose_verify_selection(
         obstacle = f"fewer than {MIN_VERIFY_REQUESTS} requests gain nothing"
     if obstacle is not None:
         return Choice(form="stock", reason=obstacle)
-    return Choice(form="glm_verify", reason="0.36 to 0.55 of DeepGEMM and top-k v2")
+    return Choice(form="glm_verify", reason="0.35 to 0.50 of DeepGEMM and top-k v2")
 
 
 def impossible(
