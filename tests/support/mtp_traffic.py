@@ -208,5 +208,10 @@ def metric(server: Server, name: str, **labels: str) -> float:
 
 def swap_weights(server: Server, checkpoint: str) -> None:
     """Load other weights of the same shapes into target and MTP layer."""
-    answer = server.post("/update_weights_from_disk", model_path=checkpoint).json()
+    server.wait_idle()
+    # SGLang tries to flush once, and the last request may still be leaving; this tries again.
+    answer = server.post(
+        "/update_weights_from_disk", model_path=checkpoint, flush_cache=False
+    ).json()
     assert answer["success"], answer["message"]
+    server.flush_cache()
