@@ -11,10 +11,11 @@ from glm_kernels.attention.sparse_mla import sparse_mla
 from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
 from glm_kernels.indexer.topk_indices import positions_to_slots
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.cp.utils import is_cp_active
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_exec, get_parallel
 
-from sglang_glm.attention.metadata import BatchRows, RequestRows, plan_rows
+from sglang_glm.attention.metadata import BatchRows, RequestRows, plan_rows, take_turns
 from sglang_glm.parallel.history_stripes import local_slots
 
 if TYPE_CHECKING:
@@ -65,6 +66,11 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         self.forward_metadata = plan_rows(
             forward_batch, self.req_to_token_pool.req_to_token, draft_step=self.draft_step
         )
+        if is_cp_active(forward_batch):
+            parallel = get_parallel()
+            self.forward_metadata = take_turns(
+                self.forward_metadata, parallel.attn_cp_rank, parallel.attn_cp_size
+            )
 
     def get_indexer_metadata(self, layer_id: int, forward_batch: ForwardBatch) -> BatchRows:
         """The plan of this forward, for the indexer.

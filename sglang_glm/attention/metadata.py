@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,15 +17,20 @@ class RequestRows:
 
     Attributes:
         first_row: Index of its first row among the batch's rows.
-        num_rows: Its rows; row t of n sees positions below `cache_seqlen - n + t + 1`.
+        num_rows: Its rows; row t of n sees positions below
+            `cache_seqlen - unseen - (n - 1 - t) * stride`.
         slots: `[cache_seqlen]` int64, the cache slot of each position, new ones included.
         num_drafted: Of a draft step: the last positions that no target forward has verified.
+        stride: Positions from one row to the next; above 1 where ranks take rows in turn.
+        unseen: Newest positions that the last row does not see: rows of other ranks.
     """
 
     first_row: int
     num_rows: int
     slots: torch.Tensor
     num_drafted: int = 0
+    stride: int = 1
+    unseen: int = 0
 
     @property
     def cache_seqlen(self) -> int:
@@ -39,8 +44,9 @@ class RequestRows:
 
     def row_lengths(self) -> torch.Tensor:
         """`[num_rows]` int64: how many positions each row sees."""
-        length = self.cache_seqlen
-        return torch.arange(length - self.num_rows + 1, length + 1)
+        last = self.cache_seqlen - self.unseen
+        first = last - (self.num_rows - 1) * self.stride
+        return torch.arange(first, last + 1, self.stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +100,31 @@ def plan_rows(
             )
         first_row += num_rows
     return BatchRows(requests=tuple(requests))
+
+
+def take_turns(batch: BatchRows, rank: int, world_size: int) -> BatchRows:
+    """The rows that a rank keeps when ranks take the rows of a batch in turn.
+
+    Args:
+        batch: All rows. Row i of them becomes row `i // world_size` of rank `i % world_size`.
+        rank: Below `world_size`.
+        world_size: Ranks of prefill context parallelism.
+
+    Returns:
+        This rank's rows; a request may have none.
+    """
+    kept = []
+    for request in batch.requests:
+        first = request.first_row + (rank - request.first_row) % world_size
+        rows = range(first, request.first_row + request.num_rows, world_size)
+        if rows:
+            kept.append(
+                replace(
+                    request,
+                    first_row=first // world_size,
+                    num_rows=len(rows),
+                    stride=world_size,
+                    unseen=request.first_row + request.num_rows - 1 - rows[-1],
+                )
+            )
+    return BatchRows(requests=tuple(kept))

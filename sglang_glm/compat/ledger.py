@@ -229,6 +229,14 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="SGLang asks the platform",
     ),
     Seam(
+        target="sglang.srt.model_executor.runner.eager_runner.EagerRunner._execute_extend_cp",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.eager_runner:execute_extend_cp",
+        why="prefill context parallelism asks CUDA for its current stream, in the middle of its functions",
+        remove_when="the stream is asked for where it is used",
+    ),
+    Seam(
         target="sglang.srt.distributed.parallel_state.inplace_all_reduce",
         kind="replace",
         scope="host",

@@ -82,10 +82,17 @@ def check_context_parallel(view: Any) -> None:
             f"--dcp-comm-backend {view.dcp_comm_backend}: on the CPU parts of a history are joined "
             "by ag_rs; leave the flag out"
         )
-    if view.enable_prefill_cp or view.attn_cp_size > 1:
+    if not view.enable_prefill_cp:
+        return
+    if view.cp_strategy != "interleave":
         raise ValueError(
-            "--enable-prefill-cp: the CPU backend plans whole requests on a rank; leave the flag out "
-            "(--attn-dp-size spreads requests, --chunked-prefill-size bounds a long one)"
+            f"--cp-strategy {view.cp_strategy} with --enable-prefill-cp: on the CPU ranks take rows in "
+            "turn; choose --cp-strategy interleave"
+        )
+    if view.speculative_algorithm is not None:
+        raise ValueError(
+            f"--speculative-algorithm {view.speculative_algorithm} with --enable-prefill-cp: the draft's "
+            "rows are not divided on the CPU; leave one of them out"
         )
 
 

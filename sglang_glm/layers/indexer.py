@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from glm_kernels.cache.index_pages import quantize_index_k
 from glm_kernels.indexer.mqa_logits import mqa_logits
+from sglang.srt.layers.cp.utils import cp_materialize_global_token_order, is_cp_active
 from sglang.srt.model_executor.forward_context import get_attn_backend, get_token_to_kv_pool
 from sglang.srt.state_capturer.indexer_topk import maybe_capture_indexer_topk
 
@@ -58,6 +59,9 @@ def indexer_forward(
     # searches this history.
     cache = get_token_to_kv_pool().index_key_cache
     key = _index_key(self, x, positions)
+    if is_cp_active(forward_batch):
+        # Ranks took the rows in turn; each needs the keys of all.
+        key = cp_materialize_global_token_order(key, forward_batch)
     if batch.requests:
         cache.store(layer_id, forward_batch.out_cache_loc[: key.shape[0]].long(), key)
     if not return_indices:

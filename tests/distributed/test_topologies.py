@@ -70,6 +70,10 @@ TOPOLOGIES = {
     ),
     "tp2_dcp2": ServerSpec(MODEL, (*BASE, "--dcp-size", "2"), CHECKED),
     "tp2_dcp2_mtp": ServerSpec(DRAFTED, (*BASE, "--dcp-size", "2", *CHAIN_OF_2), CHECKED),
+    "tp2_cp2": ServerSpec(
+        MODEL,
+        (*BASE, "--enable-prefill-cp", "--attn-cp-size", "2", "--cp-strategy", "interleave"),
+    ),
     "pp2": ServerSpec(MODEL, (*ONE, "--pp-size", "2"), SHARED_START),
     "pp2_mtp": ServerSpec(
         DRAFTED,

@@ -85,8 +85,11 @@ def test_own_checkpoint(tmp_path, capsys):
     [
         ("zai-org/GLM-4", "expected a config.json"),
         ("zai-org/GLM-5.3 --gpu a100", "gpu is 'a100'"),
-        ("zai-org/GLM-5.3 --tp 8 --attn-dp-size 3", "--attn-dp-size 3"),
-        ("zai-org/GLM-5.3 --tp 8 --ep 4 --moe-a2a-backend deepep", "--ep-size 4"),
+        ("zai-org/GLM-5.3 --tp 8 --attn-dp-size 3", "--attn-dp-size 3 with --tp 8"),
+        (
+            "zai-org/GLM-5.3 --tp 8 --ep 4 --moe-a2a-backend deepep",
+            "--ep-size 4 with --moe-a2a-backend",
+        ),
         ("zai-org/GLM-5.3 --tp 4", "weights need"),
         ("zai-org/GLM-5.1 --weights fp8 --context 1m", "max_position_embeddings=202752"),
         ("zai-org/GLM-5.3 --mtp-steps -1", "num_steps is -1"),
