@@ -70,7 +70,10 @@ def test_wrong_reference(server: Server, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("server", [TRUTH_8], indirect=True, ids=["truth"])
 def test_recorded(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = str(tmp_path / "today")
-    assert main(["verify", "--url", server.url, "--write-golden", folder, "--prompt-lengths", "7,65"]) == 0
+    assert (
+        main(["verify", "--url", server.url, "--write-golden", folder, "--prompt-lengths", "7,65"])
+        == 0
+    )
     status, report = verify(capsys, "--url", server.url, "--golden", folder)
     assert status == 0, report["failures"]
     assert report["compared"] == 7 + 65 + 2 * 15
