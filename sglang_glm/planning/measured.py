@@ -1,22 +1,25 @@
 """Measured server rows beside their predictions: `sglang-glm plan --compare FILE.jsonl`.
 
-A row is one JSON object a line. `op`, `shape` and `ms_per_step` must be there:
+A row is one JSON object a line, as `docs/bench/gpu_serving.jsonl` has them. `op`, `shape` and
+`ms_per_step` must be there:
 
-* `op`: `decode` (one token without drafts), `mtp_round` (verify, draft extend and draft steps),
-  `prefill` (all prompts, from nothing) or `mtp_prefill` (the draft layer reads them too);
-* `shape`: requests and tokens of context each, `8x30000` or `32x128k`;
+* `op`: `decode_step` (one token without drafts) or `verify_round` (verify, draft extend and draft
+  steps);
+* `shape`: tokens of context and requests, `30000x16` or `128kx32`;
 * `ms_per_step`: milliseconds of the op;
+* `prefill_s`: seconds of all prompts from nothing, which gives a second figure;
 * `experts_hit`: distinct experts a MoE layer and step, as recorded: a number, or one by layer id.
   Without it uniform routing is assumed and the table says so;
-* `gpu` (h200), `num_layers` (7), `n_routed_experts` (32), `tp` (1), `mtp_steps` (5),
-  `kv_cache_dtype` (fp8_e4m3), `chunked_prefill_size` (8192), `model` (zai-org/GLM-5.3).
+* `flags`: of the server; draft steps, cache dtype and prefill chunk are read from it;
+* `heads`: query heads of the served config, where they are not the model's;
+* `model` (zai-org/GLM-5.3), `num_layers` (7), `n_routed_experts` (32), `tp` (1).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_glm.config import GlmDsaConfig
@@ -35,11 +38,11 @@ if TYPE_CHECKING:
     from sglang_glm.planning.experts import Routing
     from sglang_glm.planning.plan import Plan
 
-OPS = ("decode", "mtp_round", "prefill", "mtp_prefill")
+OPS = ("decode_step", "verify_round")
 LARGE_ERROR = 0.30
 """Share of the measurement beyond which the report says what is not modelled."""
 
-_SHAPE = re.compile(r"^(\d+)x(\d+)([kKmM]?)\b")
+_SHAPE = re.compile(r"^(\d+)([kKmM]?)x(\d+)$")
 _FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 
@@ -48,7 +51,7 @@ class MeasuredRow:
     """One measured step.
 
     Attributes:
-        op: One of `OPS`.
+        op: One of `OPS`, or `prefill`, with drafts `mtp_prefill`.
         batch: Requests at once.
         context_tokens: Of each.
         ms_per_step: Measured.
@@ -56,6 +59,7 @@ class MeasuredRow:
         num_layers: Decoder layers served.
         n_routed_experts: Of each MoE layer.
         mtp_steps: Draft steps of a round.
+        heads: Query heads, `None` for the model's.
     """
 
     op: str
@@ -71,6 +75,7 @@ class MeasuredRow:
     mtp_steps: int = 5
     kv_cache_dtype: str = "fp8_e4m3"
     chunked_prefill_size: int = 8192
+    heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,17 +122,18 @@ def read_rows(path: Path) -> list[MeasuredRow]:
     if not path.is_file():
         raise ValueError(f"plan: {path} is no file, expected measured rows as JSON lines")
     rows = [
-        parse_row(line, f"{path.name}:{number}")
+        row
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         if line.strip()
+        for row in parse_line(line, f"{path.name}:{number}")
     ]
     if not rows:
         raise ValueError(f"plan: {path} holds no rows, expected JSON lines")
     return rows
 
 
-def parse_row(line: str, where: str) -> MeasuredRow:
-    """Read one row.
+def parse_line(line: str, where: str) -> list[MeasuredRow]:
+    """Read one line: its step, and its prefill where it has one.
 
     Args:
         line: JSON, as the module describes it; other keys are passed over.
@@ -143,13 +149,14 @@ def parse_row(line: str, where: str) -> MeasuredRow:
     missing = [key for key in ("op", "shape", "ms_per_step") if key not in values]
     if missing:
         raise ValueError(f"plan: {where} lacks {', '.join(missing)}")
-    if values["op"] not in OPS:
-        raise ValueError(f"plan: {where} has op {values['op']!r}, expected one of {', '.join(OPS)}")
+    op = values["op"]
+    if op not in OPS:
+        raise ValueError(f"plan: {where} has op {op!r}, expected one of {', '.join(OPS)}")
     shape = _SHAPE.match(str(values["shape"]))
-    if shape is None or int(shape[1]) < 1 or int(shape[2]) < 1:
+    if shape is None or int(shape[1]) < 1 or int(shape[3]) < 1:
         raise ValueError(
-            f"plan: {where} has shape {values['shape']!r}, expected requests and tokens such as "
-            "8x30000 or 32x128k"
+            f"plan: {where} has shape {values['shape']!r}, expected tokens and requests such as "
+            "30000x16 or 128kx32"
         )
     if not float(values["ms_per_step"]) > 0:
         raise ValueError(
@@ -158,22 +165,32 @@ def parse_row(line: str, where: str) -> MeasuredRow:
     hits = values.get("experts_hit")
     if isinstance(hits, dict):
         hits = {int(layer): float(count) for layer, count in hits.items()}
-    optional = {
-        key: values[key]
-        for key in MeasuredRow.__dataclass_fields__
-        if key in values and key not in ("op", "ms_per_step", "experts_hit", "batch")
-    }
-    context_tokens = int(shape[2]) * _FACTORS[shape[3].lower()]
-    return MeasuredRow(
+    flags = str(values.get("flags", "")).split()
+    step = MeasuredRow(
+        op=op,
+        batch=int(shape[3]),
+        context_tokens=int(shape[1]) * _FACTORS[shape[2].lower()],
+        ms_per_step=float(values["ms_per_step"]),
+        experts_hit=hits,
+        mtp_steps=int(_flag(flags, "--speculative-num-steps", "5")),
+        kv_cache_dtype=_flag(flags, "--kv-cache-dtype", "fp8_e4m3"),
+        chunked_prefill_size=int(_flag(flags, "--chunked-prefill-size", "8192")),
         **{
-            "op": values["op"],
-            "batch": int(shape[1]),
-            "context_tokens": context_tokens,
-            "ms_per_step": float(values["ms_per_step"]),
-            "experts_hit": hits,
-            **optional,
-        }
+            key: values[key]
+            for key in ("model", "num_layers", "n_routed_experts", "tp", "heads")
+            if values.get(key) is not None
+        },
     )
+    if not values.get("prefill_s"):
+        return [step]
+    name = "mtp_prefill" if op == "verify_round" else "prefill"
+    return [step, replace(step, op=name, ms_per_step=1e3 * float(values["prefill_s"]))]
+
+
+def _flag(words: Sequence[str], name: str, default: str) -> str:
+    """The last value of a flag in a command line."""
+    places = [index for index, word in enumerate(words[:-1]) if word == name]
+    return words[places[-1] + 1] if places else default
 
 
 def predict(row: MeasuredRow) -> Prediction:
@@ -184,13 +201,13 @@ def predict(row: MeasuredRow) -> Prediction:
     """
     if row.model not in RELEASED:
         raise ValueError(f"plan: model is {row.model!r}, expected one of {', '.join(RELEASED)}")
-    config = GlmDsaConfig.from_hf(
-        RELEASED[row.model]
-        | {"num_hidden_layers": row.num_layers, "n_routed_experts": row.n_routed_experts}
-    )
+    changes = {"num_hidden_layers": row.num_layers, "n_routed_experts": row.n_routed_experts}
+    if row.heads is not None:
+        changes |= {"num_attention_heads": row.heads, "num_key_value_heads": row.heads}
+    config = GlmDsaConfig.from_hf(RELEASED[row.model] | changes)
     routing = _routing(row)
     gpu = hardware.find_gpu(row.gpu)
-    steps = row.mtp_steps if row.op.startswith("mtp_") else 0
+    steps = row.mtp_steps if row.op in ("verify_round", "mtp_prefill") else 0
     plan = build_plan(
         ModelSetup(
             config=config,
@@ -225,7 +242,7 @@ def _routing(row: MeasuredRow) -> Routing:
 def _milliseconds(row: MeasuredRow, plan: Plan, rates: roofline.KernelRates) -> float:
     if row.op.endswith("prefill"):
         return row.batch * plan.prefill_us(rates) / 1e3
-    phases = plan.mtp_round if row.op == "mtp_round" else [plan.decode]
+    phases = plan.mtp_round if row.op == "verify_round" else [plan.decode]
     return plan.phases_us(phases, rates) / 1e3
 
 
@@ -237,13 +254,13 @@ def render(predictions: Sequence[Prediction], not_modelled: Sequence[str]) -> st
         not_modelled: What the plan does not know.
     """
     lines = [
-        f"{'op':<10}{'requests x tokens':>20}{'measured ms':>13}{'predicted ms':>14}{'error':>8}"
+        f"{'op':<14}{'tokens x requests':>20}{'measured ms':>13}{'predicted ms':>14}{'error':>8}"
         f"{'roofline ms':>13}"
     ]
     for item in predictions:
-        shape = f"{item.row.batch} x {item.row.context_tokens:,}"
+        shape = f"{item.row.context_tokens:,} x {item.row.batch}"
         lines.append(
-            f"{item.row.op:<10}{shape:>20}{item.row.ms_per_step:>13,.2f}{item.predicted_ms:>14,.2f}"
+            f"{item.row.op:<14}{shape:>20}{item.row.ms_per_step:>13,.2f}{item.predicted_ms:>14,.2f}"
             f"{100 * item.error:>+7.0f}%{item.roofline_ms:>13,.2f}"
         )
     lines += ["", *sorted({f"experts: {item.routing}" for item in predictions})]

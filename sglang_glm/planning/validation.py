@@ -62,8 +62,8 @@ SERVER_ROWS = (
 """SGLang 0.5.23 on one H200, FP8 KV rows, flashmla_kv. The first row fits the fixed times."""
 
 FIGURES = {
-    "decode step": "decode",
-    "MTP round": "mtp_round",
+    "decode step": "decode_step",
+    "MTP round": "verify_round",
     "prefill": "prefill",
     "prefill, MTP": "mtp_prefill",
 }

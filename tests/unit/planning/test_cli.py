@@ -141,7 +141,9 @@ def test_examples_of_the_help_run(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "checkpoint").mkdir()
     small = RELEASED["zai-org/GLM-5.3"] | {"num_hidden_layers": 12}
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(small))
-    (tmp_path / "rows.jsonl").write_text('{"op": "decode", "shape": "8x30000", "ms_per_step": 3}')
+    (tmp_path / "rows.jsonl").write_text(
+        '{"op": "decode_step", "shape": "30000x8", "ms_per_step": 3}'
+    )
     assert run(shlex.split(command)) == 0
     assert capsys.readouterr().out
 

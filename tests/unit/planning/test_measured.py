@@ -1,25 +1,52 @@
 """Predictions beside measured rows: each field of a row changes what it must, and nothing is hidden."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from sglang_glm.cli.main import main
 from sglang_glm.planning import measured, validation
-from sglang_glm.planning.measured import parse_row, predict
+from sglang_glm.planning.measured import parse_line, predict
 
-BASE = {"op": "decode", "shape": "8x30000", "ms_per_step": 2.5, "experts_hit": 8}
+BASE = {"op": "decode_step", "shape": "30000x8", "ms_per_step": 2.5, "experts_hit": 8}
 
 
 def row(**changes):
-    return parse_row(json.dumps(BASE | changes), "here:1")
+    return parse_line(json.dumps(BASE | changes), "here:1")[0]
 
 
 def test_reads_shapes_and_defaults():
-    parsed = row(shape="32x128k n6", commit="ignored")
+    parsed = row(shape="128kx32", commit="ignored")
     assert (parsed.batch, parsed.context_tokens) == (32, 131_072)
     assert (parsed.n_routed_experts, parsed.num_layers, parsed.gpu) == (32, 7, "h200")
     assert row(experts_hit={"3": 5, "4": 7}).experts_hit == {3: 5.0, 4: 7.0}
+    flags = "--speculative-num-steps 3 --kv-cache-dtype auto --kv-cache-dtype bfloat16"
+    given = row(flags=f"{flags} --chunked-prefill-size 4096", heads=8)
+    assert (given.mtp_steps, given.kv_cache_dtype, given.heads) == (3, "bfloat16", 8)
+    assert given.chunked_prefill_size == 4096
+    assert predict(given).predicted_ms != predict(row()).predicted_ms
+
+
+def test_a_line_with_prefill_gives_two_figures():
+    for op, name in (("decode_step", "prefill"), ("verify_round", "mtp_prefill")):
+        step, prefill = parse_line(json.dumps(BASE | {"op": op, "prefill_s": 3.3}), "here:1")
+        assert (step.op, prefill.op, prefill.ms_per_step) == (op, name, 3300.0)
+        assert predict(prefill).predicted_ms > 100 * predict(step).predicted_ms
+
+
+def test_the_committed_rows_are_read(capsys):
+    path = Path(__file__).parents[3] / "docs" / "bench" / "gpu_serving.jsonl"
+    assert main(["plan", "--compare", str(path), "--json"]) == 0
+    items = json.loads(capsys.readouterr().out)
+    assert len(items) >= len(path.read_text().splitlines()) >= 1
+    # Every kernel at its ceiling is faster than any server.
+    assert all(item["roofline_ms"] < item["measured_ms"] for item in items)
+    assert main(["plan", "--compare", str(path)]) == 0
+    table = capsys.readouterr().out.split("\n\n")[0]
+    document = (path.parents[1] / "planning.md").read_text()
+    assert table in document, "paste the table of plan --compare into docs/planning.md"
 
 
 def test_a_line_is_predicted_as_the_committed_row():
@@ -27,9 +54,13 @@ def test_a_line_is_predicted_as_the_committed_row():
     known = validation.SERVER_ROWS[1]
     for _, expected in validation.compare(known):
         measured_ms, op = expected.row.ms_per_step, expected.row.op
-        got = predict(row(op=op, shape="1x30000", ms_per_step=measured_ms, n_routed_experts=256))
+        got = predict(
+            dataclasses.replace(
+                row(n_routed_experts=256, shape="30000x1"), op=op, ms_per_step=measured_ms
+            )
+        )
         assert got == expected
-    assert predict(row(shape="1x30000", n_routed_experts=256)).predicted_ms == pytest.approx(
+    assert predict(row(shape="30000x1", n_routed_experts=256)).predicted_ms == pytest.approx(
         2.08, abs=0.005
     )
 
@@ -50,32 +81,32 @@ def test_recorded_experts_are_used_layer_by_layer():
     ("line", "said"),
     [
         ("{", "not JSON"),
-        ('{"op": "decode"}', "lacks shape, ms_per_step"),
-        (json.dumps(BASE | {"op": "train"}), "expected one of decode, mtp_round"),
-        (json.dumps(BASE | {"shape": "30000"}), "such as 8x30000"),
+        ('{"op": "decode_step"}', "lacks shape, ms_per_step"),
+        (json.dumps(BASE | {"op": "train"}), "expected one of decode_step, verify_round"),
+        (json.dumps(BASE | {"shape": "30000"}), "such as 30000x16"),
         (json.dumps(BASE | {"ms_per_step": 0}), "expected more than 0"),
     ],
 )
 def test_refuses_other_lines(line, said):
     with pytest.raises(ValueError, match=r"here:1") as error:
-        parse_row(line, "here:1")
+        parse_line(line, "here:1")
     assert said in str(error.value)
 
 
 def test_command(tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
-    rows = [BASE, BASE | {"op": "mtp_round", "ms_per_step": 7.0}, BASE | {"ms_per_step": 25.0}]
+    rows = [BASE, BASE | {"op": "verify_round", "ms_per_step": 7.0}, BASE | {"ms_per_step": 25.0}]
     path.write_text("".join(json.dumps(line) + "\n" for line in rows))
     assert main(["plan", "--compare", str(path), "--json"]) == 0
     items = json.loads(capsys.readouterr().out)
-    assert [item["op"] for item in items] == ["decode", "mtp_round", "decode"]
+    assert [item["op"] for item in items] == ["decode_step", "verify_round", "decode_step"]
     for item in items:
         assert item["error"] == pytest.approx(item["predicted_ms"] / item["measured_ms"] - 1)
     assert main(["plan", "--compare", str(path)]) == 0
     text = capsys.readouterr().out
     far = sum(abs(item["error"]) > measured.LARGE_ERROR for item in items)
     assert far >= 1 and f"{far} of 3 rows are more than 30% off. Not modelled: " in text
-    assert "8 x 30,000" in text and "recorded: 8 experts hit" in text
+    assert "30,000 x 8" in text and "recorded: 8 experts hit" in text
 
 
 def test_command_without_anything(tmp_path, capsys):
