@@ -32,7 +32,11 @@ serve: $(stamp) ## Serve a GLM checkpoint (MODEL=, PORT=, ARGS=); a tiny random 
 test: $(stamp) ## The suite of every change: no GPU, about ten minutes
 	$(python) -m pytest -m "not gpu and not multigpu and not slow"
 
-test-all: $(stamp) ## The slow matrix too
+$(VENV)/.disaggregation: $(stamp)
+	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[disaggregation]'
+	@touch $@
+
+test-all: $(VENV)/.disaggregation ## The slow matrix too
 	$(python) -m pytest -m "not gpu and not multigpu"
 
 lint: $(stamp) ## ruff, mypy, the layer rule
