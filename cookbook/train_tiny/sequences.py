@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cookbook.train_tiny.dialogues import filler, small_talk
-from cookbook.train_tiny.tokenizer import build_tokenizer
-from cookbook.train_tiny.words import CODE_FIRST, CODE_SECOND, NAME_FIRST, NAME_SECOND, vocabulary
+from sglang_glm.checkpoint.tiny.dialogues import filler, small_talk
+from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
+from sglang_glm.checkpoint.tiny.words import CODE_FIRST, CODE_SECOND, NAME_FIRST, NAME_SECOND, vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

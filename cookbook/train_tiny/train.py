@@ -212,7 +212,8 @@ class Trainer:
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """BF16 on an accelerator."""
         if self.device == "cuda":
-            return torch.autocast("cuda", torch.bfloat16)
+            # A weight first cast where no gradient is wanted would stay without one in the cache.
+            return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
         return contextlib.nullcontext()
 
     def factor(self) -> float:

@@ -21,8 +21,8 @@ from cookbook.train_tiny.losses import Chain, LossWeights, compute_losses, first
 from cookbook.train_tiny.model import Model, init_parameters, rope_table, unstack
 from cookbook.train_tiny.sequences import CODE_WEIGHT, Mix, SequenceWriter
 from cookbook.train_tiny.spec import TINY
-from cookbook.train_tiny.tokenizer import build_tokenizer
-from cookbook.train_tiny.words import vocabulary
+from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
+from sglang_glm.checkpoint.tiny.words import vocabulary
 from sglang_glm.verification.draft import Draft
 from sglang_glm.verification.oracle import Oracle
 
@@ -108,12 +108,14 @@ def test_chain_rows_are_what_a_round_of_drafts_computes(
             assert (rows.hidden[0] - got).abs().max() < 2e-4, step
 
 
-def test_every_weight_learns(model: Model) -> None:
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_weight_learns(model: Model, bf16: bool) -> None:
     mix = Mix(length=96, rows=4, retrieval=0.5, copying=0.25, questions=(0.5, 0.6))
     batch = SequenceWriter(7).batch(mix)
     scale = LossWeights(index_rows=32, chain_rows=2, chain_length=64)
     for sparse in (False, True):
-        losses = compute_losses(model, batch[0].long(), batch[1], sparse, scale)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
+            losses = compute_losses(model, batch[0].long(), batch[1], sparse, scale)
         losses.total.backward()
         for name, value in model.parameters.items():
             if name.endswith("correction_bias"):

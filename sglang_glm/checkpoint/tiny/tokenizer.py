@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from cookbook.train_tiny.words import vocabulary
+from sglang_glm.checkpoint.tiny.words import vocabulary
 from sglang_glm.checkpoint.tokenizer import CONTROL_TOKENS, MARKUP_TOKENS
 
 _WORD_SCORE = -1.0

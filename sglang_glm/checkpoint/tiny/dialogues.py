@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from cookbook.train_tiny.words import (
+from sglang_glm.checkpoint.tiny.words import (
     CITIES,
     COLOURS,
     DAYS,
