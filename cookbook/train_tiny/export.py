@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load_file, save_file
 
 from cookbook.train_tiny.spec import TINY
-from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
 from sglang_glm.checkpoint.hf_config import build_config, build_generation_config
+from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
 from sglang_glm.checkpoint.tokenizer import save_tokenizer, special_ids
 
 if TYPE_CHECKING:

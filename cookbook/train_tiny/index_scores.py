@@ -43,7 +43,9 @@ def index_scores_torch(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) 
         end = min(start + _CHUNK, length)
         terms = q[:, start:end].flatten(1, 2) @ k[:, :end].transpose(1, 2)
         terms = F.relu(terms).unflatten(1, (-1, heads)).float()  # [rows, chunk, heads, keys]
-        out[:, start:end, :end] = torch.einsum("bthk,bth->btk", terms, weights[:, start:end].float())
+        out[:, start:end, :end] = torch.einsum(
+            "bthk,bth->btk", terms, weights[:, start:end].float()
+        )
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu_(1)
     return out.masked_fill_(later, float("-inf"))
 
@@ -88,9 +90,7 @@ if triton is not None:
                 tl.store(out_ptr + token * length + key, nothing)
 
 
-def _index_scores_triton(
-    q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor
-) -> torch.Tensor:
+def _index_scores_triton(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     rows, length, heads, width = q.shape
     out = torch.empty(rows, length, length, dtype=torch.float32, device=q.device)
     grid = (length // _KEYS, length // _QUERIES, rows)

@@ -117,7 +117,13 @@ def index_loss(
             wanted += logits.softmax(-1).mean(1)
         wanted /= len(group)
     q, k, weights = index_inputs(
-        model.parameters, layer, trace.normed.detach(), trace.q_latent.detach(), table, model.spec, flat
+        model.parameters,
+        layer,
+        trace.normed.detach(),
+        trace.q_latent.detach(),
+        table,
+        model.spec,
+        flat,
     )
     q = q.unflatten(0, (sequences, count)).flatten(1, 2)
     terms = F.relu(q @ k.unflatten(0, (sequences, length)).transpose(1, 2))
@@ -192,10 +198,7 @@ class Chain:
         self.drafted.append((k, v))
         position = torch.arange(length, device=x.device)
         unseen = position[None] > position[:, None] - depth
-        if self.mask is not None:
-            unseen = unseen | ~shift(self.mask, depth)
-        else:
-            unseen = unseen[None]
+        unseen = unseen | ~shift(self.mask, depth) if self.mask is not None else unseen[None]
         logits = torch.einsum("bqhd,bkhd->bhqk", q, self.k).float()
         logits = logits.masked_fill(unseen[:, None], float("-inf"))
         own, values = [], []

@@ -171,7 +171,14 @@ def project(
     Args:
         x: ``[tokens, hidden]``, the residual stream.
         table: From :func:`rope_table`.
-        input_norm: And the other weights of :func:`attention_weights`.
+        input_norm: ``[hidden]``, of ``input_layernorm``; this and the next as
+            :func:`attention_weights` lists them.
+        q_a: ``[q_lora_rank, hidden]``.
+        q_a_norm: ``[q_lora_rank]``.
+        q_b: ``[heads * (nope + rope), q_lora_rank]``.
+        kv_a: ``[kv_lora_rank + rope, hidden]``.
+        kv_a_norm: ``[kv_lora_rank]``.
+        kv_b: ``[heads * (nope + value), kv_lora_rank]``.
         heads: Attention heads.
         rope: Width of the rotated part.
         value: Width of a value.
@@ -371,9 +378,7 @@ class Model:
 
     def compile_parts(self) -> None:
         """Let torch compile the functions that hold nearly all the time outside attention."""
-        self.parts = {
-            name: torch.compile(part, dynamic=False) for name, part in self.parts.items()
-        }
+        self.parts = {name: torch.compile(part, dynamic=False) for name, part in self.parts.items()}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Apply the head: ``[tokens, vocab_size]``."""
@@ -440,9 +445,7 @@ class Model:
         Returns:
             ``[rows, length, length]``, bool: whether a query attends to a key.
         """
-        q, k, weights = index_inputs(
-            self.parameters, layer, normed, q_latent, table, self.spec
-        )
+        q, k, weights = index_inputs(self.parameters, layer, normed, q_latent, table, self.spec)
         scores = index_scores(*(part.unflatten(0, (rows, -1)) for part in (q, k, weights)))
         length = scores.shape[1]
         kept = min(self.spec.index_topk, length)
@@ -453,7 +456,12 @@ class Model:
         return mask.logical_and_(causal)
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, mask: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rows: int,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention of all heads: ``[tokens, heads * value]``."""
         q, k, v = (part.unflatten(0, (rows, -1)).transpose(1, 2) for part in (q, k, v))

@@ -81,9 +81,7 @@ class Optimizer:
             update = orthogonalize(torch.stack(looking_ahead)).float()
             # Moonlight's scale: the root mean square of an update is 0.2 whatever the shape.
             scale = 0.2 * max(shape) ** 0.5
-            torch._foreach_add_(
-                values, list(update.unbind()), alpha=-self.muon_lr * factor * scale
-            )
+            torch._foreach_add_(values, list(update.unbind()), alpha=-self.muon_lr * factor * scale)
         values = [self.parameters[name] for name in self.adam]
         grads = [self._gradient(value) for value in values]
         first = [self.state[f"m.{name}"] for name in self.adam]

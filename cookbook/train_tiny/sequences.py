@@ -18,7 +18,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sglang_glm.checkpoint.tiny.dialogues import filler, small_talk
 from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
-from sglang_glm.checkpoint.tiny.words import CODE_FIRST, CODE_SECOND, NAME_FIRST, NAME_SECOND, vocabulary
+from sglang_glm.checkpoint.tiny.words import (
+    CODE_FIRST,
+    CODE_SECOND,
+    NAME_FIRST,
+    NAME_SECOND,
+    vocabulary,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

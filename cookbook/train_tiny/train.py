@@ -52,7 +52,7 @@ class Phase:
     at_least: float = 0.0
     at_most: float = 1e9
     until: float = 2.0
-    losses: LossWeights = LossWeights()
+    losses: LossWeights = dataclasses.field(default_factory=LossWeights)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +275,8 @@ class Trainer:
         saved = began
         self.smooth = 0.0
         tokens = self.tokens
-        failures = 0
+        failures = done = 0
+        waiting = 0.0
         self.log.write(event="phase", phase=phase.name, step=self.steps)
         while True:
             now = time.time()
@@ -285,7 +286,14 @@ class Trainer:
             if not last and lasted >= phase.at_least and self.smooth >= phase.until:
                 return
             try:
-                values = self.step(next(stream), phase)
+                if done == self.args.profile_at:
+                    done += 1
+                    self._profile(stream, phase)
+                waited = time.time()
+                batch = next(stream)
+                waiting += time.time() - waited
+                values = self.step(batch, phase)
+                done += 1
             except Exception as problem:
                 failures += 1
                 self.log.write(event="step failed", phase=phase.name, problem=repr(problem)[:1500])
@@ -309,11 +317,43 @@ class Trainer:
                     step=self.steps,
                     tokens=self.tokens,
                     speed=round(speed),
+                    waiting=waiting,
                     **{name: float(value) for name, value in values.items()},
                 )
             if time.time() - saved > self.args.save_every:
                 self.checkpoint(phase.name)
                 saved = time.time()
+
+    def _profile(self, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], phase: Phase) -> None:
+        """Log what two steps spend their time on."""
+        if self.device != "cuda":
+            return
+        try:
+            self.log.write(event="profile", phase=phase.name, **self._measure(stream, phase))
+        except Exception as problem:
+            self.log.write(event="profile failed", problem=repr(problem)[:500])
+
+    def _measure(
+        self, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], phase: Phase
+    ) -> dict[str, Any]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            torch.cuda.synchronize()
+            began = time.time()
+            for _ in range(2):
+                self.step(next(stream), phase)
+            torch.cuda.synchronize()
+            took = time.time() - began
+        rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
+        return {
+            "ms_per_step": round(took * 500, 2),
+            "device_ms_per_step": round(sum(r.self_device_time_total for r in rows) / 2000, 2),
+            "kernels": sum(row.count for row in rows) // 2,
+            "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
+            "top": [
+                (row.key[:90], round(row.self_device_time_total / 2000, 2), row.count // 2)
+                for row in rows[:16]
+            ],
+        }
 
     def checkpoint(self, phase: str) -> None:
         """Validate, sparse and dense, and write the state."""
@@ -322,7 +362,9 @@ class Trainer:
             try:
                 with self.autocast():
                     found = validate(self.eager, self.data, sparse)
-                self.log.write(event="validation", phase=phase, step=self.steps, sparse=sparse, **found)
+                self.log.write(
+                    event="validation", phase=phase, step=self.steps, sparse=sparse, **found
+                )
             except Exception as problem:
                 self.log.write(event="validation failed", problem=repr(problem)[:1500])
         save(self.eager, self.out, {"steps": self.steps, "tokens": self.tokens})
@@ -344,6 +386,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=6, help="processes that draw batches")
     parser.add_argument("--report", type=int, default=50, help="steps between lines of the log")
+    parser.add_argument("--profile-at", type=int, default=80, help="step of each phase to profile")
     parser.add_argument("--save-every", type=float, default=60, help="seconds between checkpoints")
     parser.add_argument("--validation-tokens", type=int, default=65536)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])

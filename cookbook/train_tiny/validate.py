@@ -45,7 +45,11 @@ def held_out(lengths: list[int], tokens: int, device: str, seed: int = 999_983) 
         documents[length] = _to(writer.batch(mix), device)
     length = 384
     mix = Mix(
-        length=length, rows=max(4, tokens // length // 2), retrieval=0.0, copying=0.0, questions=(0, 0)
+        length=length,
+        rows=max(4, tokens // length // 2),
+        retrieval=0.0,
+        copying=0.0,
+        questions=(0, 0),
     )
     return HeldOut(documents=documents, talk=_to(writer.batch(mix), device))
 

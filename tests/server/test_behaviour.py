@@ -9,13 +9,13 @@ from __future__ import annotations
 import pytest
 
 from sglang_glm.verification.behaviour import run_behaviour
+from sglang_glm.verification.behaviour.client import Client
 from sglang_glm.verification.behaviour.run import BehaviourReport, behaviour_options
 from sglang_glm.verification.behaviour.talk import (
     REPLY_TOKENS,
     measure_drafts,
     write_conversations,
 )
-from sglang_glm.verification.behaviour.client import Client
 from tests.support.mtp_traffic import draft_args
 from tests.support.server import Server, ServerPool, ServerSpec
 from tests.support.tiny import CHECKPOINT, with_config
@@ -61,8 +61,10 @@ def test_drafts_after_eviction(server: Server) -> None:
 
 @pytest.mark.slow
 def test_every_cache_and_drafts_on_and_off(pool: ServerPool) -> None:
-    reports = {name: evaluate(pool.get(spec)) for name, spec in
-               (("drafts", SERVER), ("plain", PLAIN), ("fp8", FP8))}
+    reports = {
+        name: evaluate(pool.get(spec))
+        for name, spec in (("drafts", SERVER), ("plain", PLAIN), ("fp8", FP8))
+    }
     for name, report in reports.items():
         assert report.passed, f"{name}: {report.render()}"
         assert report.retrieval.total.asked >= 300
@@ -80,4 +82,3 @@ def test_wrong_index_rope_is_seen(pool: ServerPool) -> None:
     right = evaluate(pool.get(PLAIN), **options)
     wrong = evaluate(pool.get(WRONG_ROPE), **options)
     assert wrong.retrieval.positional.share <= right.retrieval.positional.share - 0.3
-

@@ -12,7 +12,7 @@ In process, on the trainer's forward, which ``test_train_tiny.py`` ties to trans
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -22,6 +22,9 @@ from cookbook.train_tiny.sequences import CODE_WEIGHT, LATEST_WEIGHT, SequenceWr
 from cookbook.train_tiny.spec import TINY
 from cookbook.train_tiny.train import load
 from tests.support.tiny import CHECKPOINT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LENGTH, PAGE = 2048, 64
 IndexParts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -174,7 +174,7 @@ def _spelling(rng: Random) -> Turn:
 def _story(rng: Random) -> Turn:
     person, other = rng.sample(PEOPLE, 2)
     colour, thing = rng.choice(COLOURS), rng.choice(("ball", "hat", "book"))
-    place, fruit = rng.choice(PLACES), rng.choice(FRUIT)
+    place, _fruit = rng.choice(PLACES), rng.choice(FRUIT)
     return (
         f"Tell me a story about {person}, {other} and a {colour} {thing} in the {place}.",
         f"It is a story about {person} and {other}.",
