@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from random import Random
 
 import pytest
 import torch
@@ -21,8 +23,15 @@ from cookbook.train_tiny.losses import Chain, LossWeights, compute_losses, first
 from cookbook.train_tiny.model import Model, init_parameters, rope_table, unstack
 from cookbook.train_tiny.sequences import CODE_WEIGHT, Mix, SequenceWriter
 from cookbook.train_tiny.spec import TINY
+from sglang_glm.checkpoint.tiny.dialogues import filler, small_talk
 from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
-from sglang_glm.checkpoint.tiny.words import vocabulary
+from sglang_glm.checkpoint.tiny.words import (
+    CODE_FIRST,
+    CODE_SECOND,
+    NAME_FIRST,
+    NAME_SECOND,
+    vocabulary,
+)
 from sglang_glm.verification.draft import Draft
 from sglang_glm.verification.oracle import Oracle
 
@@ -145,6 +154,14 @@ def test_every_word_is_one_token() -> None:
     assert tokenizer.get_vocab_size() <= TINY.vocab_size
     for word in vocabulary():
         assert len(tokenizer.encode(word).ids) == 1, word
+    lists = (NAME_FIRST, NAME_SECOND, CODE_FIRST, CODE_SECOND)
+    retrieval = [word for words in lists for word in words]
+    assert len(set(retrieval)) == len(retrieval) == 128
+    rng = Random(1)
+    talk = " ".join(
+        [filler(rng) for _ in range(500)] + [" ".join(small_talk(rng)) for _ in range(500)]
+    )
+    assert not set(retrieval) & set(re.findall(r"[a-z]+", talk.lower()))
     text = "Any other text, 你好, is spelled in bytes."
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 

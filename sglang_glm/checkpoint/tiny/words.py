@@ -9,7 +9,7 @@ from __future__ import annotations
 
 NAME_FIRST = (
     "amber brave calm dusky eager faint gentle humble icy jolly keen lively mild noble odd proud "
-    "quiet rare shy tiny upper vast wise zesty bold clever dainty earnest frank grand hollow jade"
+    "quiet rare shy sly upper vast wise zesty bold clever dainty earnest frank grand hollow jade"
 ).split()
 NAME_SECOND = (
     "fox wolf bear otter hawk crane mouse badger tiger lion whale seal goat sheep camel zebra "
@@ -21,7 +21,7 @@ CODE_FIRST = (
     "bamboo crystal clay"
 ).split()
 CODE_SECOND = (
-    "lamp chair table clock spoon knife plate bottle basket ladder hammer anchor bell drum flute "
+    "lamp chair stool clock spoon knife plate bottle basket ladder hammer anchor bell drum flute "
     "piano violin mirror pillow blanket candle lantern kettle bucket broom brush rope chain wheel "
     "engine rocket compass"
 ).split()
@@ -69,7 +69,7 @@ _PLAIN = (
     "bread milk tea friend house again yes no sure think need look for found question answer "
     "number color carries brings home every because nice welcome bye see soon notes remember "
     "repeat add get left gives gave more all story short once upon time lived very end them "
-    "their her his back took put on table came these says start am take codes model ask want go"
+    "their her his back took put on table tiny came these says start am take codes model ask want go"
 ).split()
 _INITIAL = (
     "The A What Who Where How Which Hello Good Thank Thanks Please Tell Say Count It I He She We "
