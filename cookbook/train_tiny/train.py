@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MODEL, RESIDUAL, LOG, STATE = "model.safetensors", "residual.safetensors", "log.jsonl", "state.json"
+
+COMPILE_LIMIT_S = 170
+"""If the first steps take longer, training goes on without compilation."""
+
+
+def _too_long(_signal: int, _frame: object) -> None:
+    raise TimeoutError(f"the first steps took longer than {COMPILE_LIMIT_S} s")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +266,8 @@ class Trainer:
         check_index_kernel(self.log, self.device)
         if self.args.compile:
             self.model.compile_parts()
+            signal.signal(signal.SIGALRM, _too_long)
+            signal.alarm(COMPILE_LIMIT_S)
         self.training_began = time.time()
         for number, phase in enumerate(phases):
             if number + 1 < len(phases):
@@ -294,6 +304,8 @@ class Trainer:
                 waiting += time.time() - waited
                 values = self.step(batch, phase)
                 done += 1
+                if self.steps == 2:
+                    signal.alarm(0)
             except Exception as problem:
                 failures += 1
                 self.log.write(event="step failed", phase=phase.name, problem=repr(problem)[:1500])
