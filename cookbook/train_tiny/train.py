@@ -306,6 +306,8 @@ class Trainer:
                 done += 1
                 if self.steps == 2:
                     signal.alarm(0)
+                    began = reported = self.training_began = time.time()
+                    self.log.write(event="compiled")
             except Exception as problem:
                 failures += 1
                 self.log.write(event="step failed", phase=phase.name, problem=repr(problem)[:1500])
