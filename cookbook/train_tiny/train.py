@@ -213,7 +213,10 @@ class Trainer:
         self.optimizer = Optimizer(parameters, plan.muon_lr, plan.adam_lr)
         self.data: HeldOut | None = None
         self.steps = 0
-        self.tokens = 0
+        self.steps_before = self.tokens = 0
+        if args.resume and (Path(args.resume) / STATE).is_file():
+            state = json.loads((Path(args.resume) / STATE).read_text())
+            self.steps_before, self.tokens = state["steps"], state["tokens"]
         self.smooth = 0.0
         self.training_began = time.time()
 
@@ -287,7 +290,7 @@ class Trainer:
         tokens = self.tokens
         failures = done = 0
         waiting = 0.0
-        self.log.write(event="phase", phase=phase.name, step=self.steps)
+        self.log.write(event="phase", phase=phase.name, step=self.steps_before + self.steps)
         while True:
             now = time.time()
             lasted = now - began
@@ -328,7 +331,7 @@ class Trainer:
                 reported, tokens = now, self.tokens
                 self.log.write(
                     phase=phase.name,
-                    step=self.steps,
+                    step=self.steps_before + self.steps,
                     tokens=self.tokens,
                     speed=round(speed),
                     waiting=waiting,
@@ -377,16 +380,20 @@ class Trainer:
                 with self.autocast():
                     found = validate(self.eager, self.data, sparse)
                 self.log.write(
-                    event="validation", phase=phase, step=self.steps, sparse=sparse, **found
+                    event="validation",
+                    phase=phase,
+                    step=self.steps_before + self.steps,
+                    sparse=sparse,
+                    **found,
                 )
             except Exception as problem:
                 self.log.write(event="validation failed", problem=repr(problem)[:1500])
-        save(self.eager, self.out, {"steps": self.steps, "tokens": self.tokens})
+        save(self.eager, self.out, {"steps": self.steps_before + self.steps, "tokens": self.tokens})
 
     def finish(self) -> None:
         """Write the last state."""
         self.checkpoint("end")
-        self.log.write(event="end", step=self.steps, tokens=self.tokens)
+        self.log.write(event="end", step=self.steps_before + self.steps, tokens=self.tokens)
 
 
 def main() -> None:
