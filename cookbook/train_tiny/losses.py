@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ class LossWeights:
         chain_steps: Deeper steps.
         chain_rows: Sequences that the chain runs on.
         chain_length: Tokens of each, from its start.
+        chain_every: Steps of training from one chain to the next.
+        index_every: Steps of training from one index loss to the next.
     """
 
     nextn: float = 0.3
@@ -36,6 +39,23 @@ class LossWeights:
     chain_steps: int = 4
     chain_rows: int = 16
     chain_length: int = 512
+    chain_every: int = 1
+    index_every: int = 1
+
+    def at(self, step: int) -> LossWeights:
+        """What counts in one step of training.
+
+        Args:
+            step: Its number.
+
+        Returns:
+            The weights, without chain or index loss where it is not their turn.
+        """
+        return dataclasses.replace(
+            self,
+            chain_steps=0 if step % self.chain_every else self.chain_steps,
+            index=0.0 if step % self.index_every else self.index,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,12 +314,14 @@ def compute_losses(
             )
 
     index = torch.zeros((), device=ids.device)
-    queries = sample_rows(weights, max(2, scale.index_rows // rows // 2 * 2))
-    full = [layer for layer in range(nextn_layer) if spec.has_indexer(layer)]
-    ends = [*full[1:], nextn_layer]
-    for first, end in zip(full, ends):
-        index = index + index_loss(model, first, output.traces[first:end], queries, table)
-    index = index + index_loss(model, nextn_layer, [trace], queries, table)
+    if scale.index:
+        queries = sample_rows(weights, max(2, scale.index_rows // rows // 2 * 2))
+        full = [layer for layer in range(nextn_layer) if spec.has_indexer(layer)]
+        ends = [*full[1:], nextn_layer]
+        for first, end in zip(full, ends):
+            index = index + index_loss(model, first, output.traces[first:end], queries, table)
+        index = index + index_loss(model, nextn_layer, [trace], queries, table)
+        index = index / (len(full) + 1)
 
     total = token + scale.nextn * nextn + scale.chain * chain + scale.index * index
     return Losses(
@@ -308,6 +330,6 @@ def compute_losses(
         code_accuracy=accuracy,
         nextn=nextn.detach(),
         chain=chain.detach() / max(1, scale.chain_steps),
-        index=index.detach() / (len(full) + 1),
+        index=index.detach(),
         loads={layer: load.detach() for layer, load in output.loads.items()},
     )

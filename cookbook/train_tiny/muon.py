@@ -65,16 +65,19 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, factor: float, momentum: float = 0.95) -> None:
-        """Apply the gradients and clear them.
+        """Apply the gradients and clear them; what has none stays as it is.
 
         Args:
             factor: Multiplies both learning rates.
             momentum: Of Muon.
         """
         self.steps += 1
-        for shape, names in self.muon.items():
+        for shape, group in self.muon.items():
+            names = [name for name in group if self.parameters[name].grad is not None]
+            if not names:
+                continue
             values = [self.parameters[name] for name in names]
-            grads = [self._gradient(value) for value in values]
+            grads = [value.grad for value in values]
             moments = [self.state[f"m.{name}"] for name in names]
             torch._foreach_lerp_(moments, grads, 1 - momentum)
             looking_ahead = torch._foreach_lerp(grads, moments, momentum)
@@ -82,10 +85,11 @@ class Optimizer:
             # Moonlight's scale: the root mean square of an update is 0.2 whatever the shape.
             scale = 0.2 * max(shape) ** 0.5
             torch._foreach_add_(values, list(update.unbind()), alpha=-self.muon_lr * factor * scale)
-        values = [self.parameters[name] for name in self.adam]
-        grads = [self._gradient(value) for value in values]
-        first = [self.state[f"m.{name}"] for name in self.adam]
-        second = [self.state[f"v.{name}"] for name in self.adam]
+        names = [name for name in self.adam if self.parameters[name].grad is not None]
+        values = [self.parameters[name] for name in names]
+        grads = [value.grad for value in values]
+        first = [self.state[f"m.{name}"] for name in names]
+        second = [self.state[f"v.{name}"] for name in names]
         torch._foreach_lerp_(first, grads, 0.1)
         torch._foreach_mul_(second, 0.98)
         torch._foreach_addcmul_(second, grads, grads, 0.02)
@@ -95,7 +99,3 @@ class Optimizer:
         torch._foreach_addcdiv_(values, first, roots, -self.adam_lr * factor * scale)
         for value in self.parameters.values():
             value.grad = None
-
-    @staticmethod
-    def _gradient(value: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(value) if value.grad is None else value.grad

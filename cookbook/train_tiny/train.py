@@ -240,7 +240,8 @@ class Trainer:
         ids = batch[0].to(self.device, non_blocking=True).long()
         weights = batch[1].to(self.device, non_blocking=True)
         with self.autocast():
-            losses = compute_losses(self.model, ids, weights, phase.sparse, phase.losses)
+            scale = phase.losses.at(self.steps + 1)
+            losses = compute_losses(self.model, ids, weights, phase.sparse, scale)
         losses.total.backward()
         factor = self.factor()
         self.optimizer.step(factor)
@@ -324,7 +325,7 @@ class Trainer:
                 continue
             if self.steps % 10 == 0:
                 codes = float(values["codes"])
-                self.smooth += 0.1 * (codes - self.smooth)
+                self.smooth += 0.3 * (codes - self.smooth)
             if self.steps % self.args.report == 0:
                 now = time.time()
                 speed = (self.tokens - tokens) / (now - reported)
@@ -375,6 +376,9 @@ class Trainer:
     def checkpoint(self, phase: str) -> None:
         """Validate, sparse and dense, and write the state."""
         assert self.data is not None
+        if not all(bool(value.isfinite().all()) for value in self.model.parameters.values()):
+            self._return_to_last_state()
+            return
         for sparse in (True, False):
             try:
                 with self.autocast():
@@ -389,6 +393,15 @@ class Trainer:
             except Exception as problem:
                 self.log.write(event="validation failed", problem=repr(problem)[:1500])
         save(self.eager, self.out, {"steps": self.steps_before + self.steps, "tokens": self.tokens})
+
+    def _return_to_last_state(self) -> None:
+        """Forget an explosion: what was saved last, and an empty optimizer at half its rates."""
+        self.log.write(event="not finite", step=self.steps_before + self.steps)
+        with torch.no_grad():
+            for name, value in load(self.out, self.device).items():
+                self.model.parameters[name].copy_(value)
+        old = self.optimizer
+        self.optimizer = Optimizer(self.model.parameters, old.muon_lr / 2, old.adam_lr / 2)
 
     def finish(self) -> None:
         """Write the last state."""

@@ -21,6 +21,7 @@ from cookbook.train_tiny.export import write
 from cookbook.train_tiny.index_scores import index_scores_torch
 from cookbook.train_tiny.losses import Chain, LossWeights, compute_losses, first_sequences, shift
 from cookbook.train_tiny.model import Model, init_parameters, rope_table, unstack
+from cookbook.train_tiny.muon import Optimizer
 from cookbook.train_tiny.sequences import CODE_WEIGHT, Mix, SequenceWriter
 from cookbook.train_tiny.spec import TINY
 from sglang_glm.checkpoint.tiny.dialogues import filler, small_talk
@@ -179,3 +180,26 @@ def test_questions_mark_codes_that_the_document_states() -> None:
         _, found, said = before.rpartition(f"The code of{name}")
         assert found
         assert said.startswith(writer.tokenizer.decode(ids[first : second + 1]) + ".")
+
+
+def test_muon_steps_along_the_singular_vectors_and_leaves_the_rest_alone() -> None:
+    generator = torch.Generator().manual_seed(9)
+    matrix = torch.randn(6, 4, generator=generator)
+    values = {
+        "a.weight": torch.zeros(6, 4).requires_grad_(),
+        "b.weight": torch.zeros(6, 4).requires_grad_(),
+        "norm.weight": torch.ones(5).requires_grad_(),
+    }
+    optimizer = Optimizer(values, muon_lr=1.0, adam_lr=0.1)
+    values["a.weight"].grad = matrix.clone()
+    values["norm.weight"].grad = torch.tensor([1.0, -1.0, 2.0, -2.0, 0.5])
+    optimizer.step(1.0)
+    assert not values["b.weight"].any()
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    update = -values["a.weight"].detach() / (0.2 * 6**0.5)
+    # Newton-Schulz leaves singular values between 0.7 and 1.2, on the same vectors.
+    inner = u.T @ update @ v.T
+    assert (inner.diagonal() - 0.95).abs().max() < 0.3
+    assert (inner - inner.diagonal().diag()).abs().max() < 0.05
+    moved = values["norm.weight"].detach() - 1.0
+    assert moved.tolist() == pytest.approx([-0.1, 0.1, -0.1, 0.1, -0.1], rel=1e-3)
