@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file, save_file
 
+from cookbook.train_tiny.card import render_card
+from cookbook.train_tiny.curve import read
 from cookbook.train_tiny.spec import TINY
 from sglang_glm.checkpoint.hf_config import build_config, build_generation_config
 from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
+from sglang_glm.checkpoint.tiny.words import vocabulary
 from sglang_glm.checkpoint.tokenizer import save_tokenizer, special_ids
 
 if TYPE_CHECKING:
@@ -47,7 +50,11 @@ def main() -> None:
     parser.add_argument("state", type=Path, help="the trainer's --out")
     parser.add_argument("directory", type=Path, help="the checkpoint to write")
     args = parser.parse_args()
-    write(TINY, load_file(args.state / "model.safetensors"), args.directory)
+    tensors = load_file(args.state / "model.safetensors")
+    write(TINY, tensors, args.directory)
+    count = sum(tensor.numel() for tensor in tensors.values())
+    card = render_card(TINY, read(args.state / "log.jsonl"), count, len(vocabulary()))
+    (args.directory / "README.md").write_text(card)
 
 
 if __name__ == "__main__":
