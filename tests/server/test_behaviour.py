@@ -17,16 +17,15 @@ from sglang_glm.verification.behaviour.talk import (
 )
 from tests.support.mtp_traffic import draft_args
 from tests.support.server import Server, ServerPool, ServerSpec
-from tests.support.tiny import CHECKPOINT, with_config
+from tests.support.tiny import CHECKPOINT, needs_checkpoint, with_config
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, needs_checkpoint]
 
 POOL_TOKENS = 12_288
 BASE = ("--max-total-tokens", str(POOL_TOKENS), "--chunked-prefill-size", "1024")
 SERVER = ServerSpec(str(CHECKPOINT), (*BASE, *draft_args(5)))
 PLAIN = ServerSpec(str(CHECKPOINT), BASE)
 FP8 = ServerSpec(str(CHECKPOINT), (*SERVER.args, "--kv-cache-dtype", "fp8_e4m3"))
-WRONG_ROPE = ServerSpec(with_config(indexer_rope_interleave=False), BASE)
 
 CORE = {"lengths": [2048], "contexts": 1, "questions": 24, "conversations": 8}
 
@@ -79,5 +78,6 @@ def test_every_cache_and_drafts_on_and_off(pool: ServerPool) -> None:
 def test_wrong_index_rope_is_seen(pool: ServerPool) -> None:
     options = dict(CORE, questions=40)
     right = evaluate(pool.get(PLAIN), **options)
-    wrong = evaluate(pool.get(WRONG_ROPE), **options)
+    mutant = ServerSpec(with_config(indexer_rope_interleave=False), BASE)
+    wrong = evaluate(pool.get(mutant), **options)
     assert wrong.retrieval.positional.share <= right.retrieval.positional.share - 0.3

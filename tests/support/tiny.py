@@ -6,7 +6,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "tiny-glm-dsa"
+
+needs_checkpoint = pytest.mark.skipif(
+    not (CHECKPOINT / "model.safetensors").is_file(),
+    reason="checkpoints/tiny-glm-dsa is missing; train it as cookbook/train_tiny/README.md says",
+)
 
 
 @functools.cache

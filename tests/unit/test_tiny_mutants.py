@@ -21,10 +21,12 @@ from cookbook.train_tiny import model as trained
 from cookbook.train_tiny.sequences import CODE_WEIGHT, LATEST_WEIGHT, SequenceWriter
 from cookbook.train_tiny.spec import TINY
 from cookbook.train_tiny.train import load
-from tests.support.tiny import CHECKPOINT
+from tests.support.tiny import CHECKPOINT, needs_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = needs_checkpoint
 
 LENGTH, PAGE = 2048, 64
 IndexParts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
