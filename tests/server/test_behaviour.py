@@ -17,7 +17,7 @@ from sglang_glm.verification.behaviour.talk import (
 )
 from tests.support.mtp_traffic import draft_args
 from tests.support.server import Server, ServerPool, ServerSpec
-from tests.support.tiny import CHECKPOINT, needs_checkpoint, with_config
+from tests.support.tiny import CHECKPOINT, needs_checkpoint, with_half_split_index_rope
 
 pytestmark = [pytest.mark.server, needs_checkpoint]
 
@@ -78,6 +78,6 @@ def test_every_cache_and_drafts_on_and_off(pool: ServerPool) -> None:
 def test_wrong_index_rope_is_seen(pool: ServerPool) -> None:
     options = dict(CORE, questions=40)
     right = evaluate(pool.get(PLAIN), **options)
-    mutant = ServerSpec(with_config(indexer_rope_interleave=False), BASE)
+    mutant = ServerSpec(with_half_split_index_rope(), BASE)
     wrong = evaluate(pool.get(mutant), **options)
     assert wrong.retrieval.positional.share <= right.retrieval.positional.share - 0.3

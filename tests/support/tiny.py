@@ -1,12 +1,12 @@
-"""The trained tiny checkpoint, and copies of it that are wrong on purpose."""
+"""The trained tiny checkpoint, and a copy of it that is wrong on purpose."""
 
 import functools
 import json
-import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "tiny-glm-dsa"
 
@@ -17,13 +17,25 @@ needs_checkpoint = pytest.mark.skipif(
 
 
 @functools.cache
-def with_config(**changes: object) -> str:
-    """Directory of a copy whose config.json differs; the same changes share one copy."""
+def with_half_split_index_rope() -> str:
+    """Directory of a copy whose indexers turn the pairs (i, i + 32) instead of (2 i, 2 i + 1).
+
+    The server refuses a config that asks for it, so rows of the weights are exchanged: turning
+    neighbours of the result is turning halves of the original, and no dot product sees the order.
+    """
     directory = Path(tempfile.mkdtemp(prefix="tiny-glm-dsa-"))
     for path in CHECKPOINT.iterdir():
-        if path.name != "config.json":
+        if path.suffix != ".safetensors":
             (directory / path.name).symlink_to(path)
     config = json.loads((CHECKPOINT / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
-    shutil.copymode(CHECKPOINT / "config.json", directory / "config.json")
+    rope = config["qk_rope_head_dim"]
+    order = [i // 2 + i % 2 * (rope // 2) for i in range(rope)]
+    tensors = load_file(CHECKPOINT / "model.safetensors")
+    for name, tensor in tensors.items():
+        if ".indexer.wk." in name or ".indexer.k_norm." in name:
+            tensor[:rope] = tensor[order]
+        elif ".indexer.wq_b." in name:
+            heads = tensor.view(config["index_n_heads"], config["index_head_dim"], -1)
+            heads[:, :rope] = heads[:, order]
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     return str(directory)
