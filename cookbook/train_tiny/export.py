@@ -53,7 +53,10 @@ def main() -> None:
     tensors = load_file(args.state / "model.safetensors")
     write(TINY, tensors, args.directory)
     count = sum(tensor.numel() for tensor in tensors.values())
-    card = render_card(TINY, read(args.state / "log.jsonl"), count, len(vocabulary()))
+    # The log may go on beyond the state, if the run was cut short.
+    steps = json.loads((args.state / "state.json").read_text())["steps"]
+    rows = [row for row in read(args.state / "log.jsonl") if row.get("step", 0) <= steps]
+    card = render_card(TINY, rows, count, len(vocabulary()))
     (args.directory / "README.md").write_text(card)
 
 

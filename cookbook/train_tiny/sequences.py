@@ -51,6 +51,8 @@ class Mix:
         retrieval: Share of sequences that are documents with questions.
         copying: Share that are random words said twice; the rest is small talk.
         questions: Bounds of the part of a document's sequence that holds questions.
+        often: Share of documents that state a few names very often, more often than the selection
+            has room for; only an index that knows positions keeps the latest.
     """
 
     length: int
@@ -58,6 +60,7 @@ class Mix:
     retrieval: float
     copying: float
     questions: tuple[float, float]
+    often: float = 0.2
 
 
 Piece = tuple[list[int], list[int]]
@@ -117,12 +120,13 @@ class SequenceWriter:
         weights += [8] * len(answer) + [weight, weight] + [8] * len(end)
         return ids, weights
 
-    def document(self, length: int, questions: tuple[float, float]) -> Piece:
+    def document(self, length: int, questions: tuple[float, float], often: bool = False) -> Piece:
         """Write notes and questions about them.
 
         Args:
             length: Tokens wanted; the sequence is cut there.
             questions: Bounds of the share of the sequence that holds questions.
+            often: Whether to state few names very often, see :class:`Mix`.
 
         Returns:
             The sequence.
@@ -132,6 +136,10 @@ class SequenceWriter:
         statements = rng.choice((1.0, rng.uniform(0.1, 1.0), rng.uniform(0.03, 0.4)))
         again = rng.choice((0.0, 0.15, 0.3, 0.5))
         sessions = rng.choice((1, 1, 1, 2, 3))
+        if often:
+            statements = rng.uniform(0.6, 1.0)
+            again = rng.choice((0.95, 0.98, 0.995))
+            sessions = min(rng.choice((1, 2, 4, 8, 16)), length // 128)
         order = rng.sample(range(len(self.names)), min(len(self.names), length // 4))
         stated: dict[int, int] = {}
         times: dict[int, int] = {}
@@ -222,7 +230,8 @@ class SequenceWriter:
             elif row < mix.rows - documents:
                 piece = self.copy(mix.length)
             else:
-                piece = self.document(mix.length, mix.questions)
+                often = self.rng.random() < mix.often
+                piece = self.document(mix.length, mix.questions, often)
             ids[row], weights[row] = piece
         return torch.from_numpy(ids), torch.from_numpy(weights)
 

@@ -17,10 +17,12 @@ class HeldOut:
 
     Attributes:
         documents: Length to ids and weights, each ``[rows, length]``.
+        often: The same of documents that state few names very often.
         talk: Ids and weights of small talk.
     """
 
     documents: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    often: dict[int, tuple[torch.Tensor, torch.Tensor]]
     talk: tuple[torch.Tensor, torch.Tensor]
 
 
@@ -37,12 +39,21 @@ def held_out(lengths: list[int], tokens: int, device: str, seed: int = 999_983) 
         The sequences; an eighth of each document is questions.
     """
     writer = SequenceWriter(seed)
-    documents = {}
-    for length in lengths:
-        rows = max(2, tokens // length)
+
+    def draw(length: int, often: float) -> tuple[torch.Tensor, torch.Tensor]:
         part = max(0.125, 96 / length)
-        mix = Mix(length=length, rows=rows, retrieval=1.0, copying=0.0, questions=(part, part))
-        documents[length] = _to(writer.batch(mix), device)
+        mix = Mix(
+            length=length,
+            rows=max(2, tokens // length),
+            retrieval=1.0,
+            copying=0.0,
+            questions=(part, part),
+            often=often,
+        )
+        return _to(writer.batch(mix), device)
+
+    documents = {length: draw(length, 0.0) for length in lengths}
+    often = {lengths[-1]: draw(lengths[-1], 1.0)}
     length = 384
     mix = Mix(
         length=length,
@@ -51,7 +62,7 @@ def held_out(lengths: list[int], tokens: int, device: str, seed: int = 999_983) 
         copying=0.0,
         questions=(0, 0),
     )
-    return HeldOut(documents=documents, talk=_to(writer.batch(mix), device))
+    return HeldOut(documents=documents, often=often, talk=_to(writer.batch(mix), device))
 
 
 def _to(batch: tuple[torch.Tensor, torch.Tensor], device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,27 +79,37 @@ def validate(model: Model, data: HeldOut, sparse: bool) -> dict[str, float]:
         sparse: Whether attention sees selections only.
 
     Returns:
-        ``code_{length}`` and ``latest_{length}``, the shares of codes told right, both words;
+        ``code_{length}``, ``latest_{length}`` and ``often_{length}``, the shares of codes told
+        right, both words: of names stated once, several times, more often than can be selected;
         ``accept``, tokens a round of five drafts; ``draft_{i}``, the share of rounds in which
         draft ``i`` and all before it were right; ``perplexity`` of answers.
     """
     found: dict[str, float] = {}
     for length, (ids, weights) in data.documents.items():
-        told = [
-            model.logits(model.forward(some, sparse=sparse).hidden).argmax(-1).view(some.shape)
-            for some in ids.split(4)
-        ]
-        right = torch.cat(told)[:, :-1] == ids[:, 1:]
-        kind = weights[:, 1:]
-        # Both words of a code carry its mark; only whole codes inside the sequence count.
-        first = (kind[:, :-1] >= CODE_WEIGHT) & (kind[:, 1:] >= CODE_WEIGHT)
-        whole = right[:, :-1] & right[:, 1:]
-        latest = kind[:, :-1] == LATEST_WEIGHT
+        whole, first, latest = _codes(model, ids, weights, sparse=sparse)
         for name, where in (("code", first & ~latest), ("latest", first & latest)):
             if where.any():
                 found[f"{name}_{length}"] = (whole & where).sum().item() / where.sum().item()
+    for length, (ids, weights) in data.often.items():
+        whole, first, _ = _codes(model, ids, weights, sparse=sparse)
+        found[f"often_{length}"] = (whole & first).sum().item() / first.sum().item()
     found |= _talk(model, *data.talk, sparse=sparse)
     return found
+
+
+def _codes(
+    model: Model, ids: torch.Tensor, weights: torch.Tensor, *, sparse: bool
+) -> tuple[torch.Tensor, ...]:
+    """Where both words of a code were told right, where codes begin, and where latest ones do."""
+    told = [
+        model.logits(model.forward(some, sparse=sparse).hidden).argmax(-1).view(some.shape)
+        for some in ids.split(4)
+    ]
+    right = torch.cat(told)[:, :-1] == ids[:, 1:]
+    kind = weights[:, 1:]
+    # Both words of a code carry its mark; only whole codes inside the sequence count.
+    first = (kind[:, :-1] >= CODE_WEIGHT) & (kind[:, 1:] >= CODE_WEIGHT)
+    return right[:, :-1] & right[:, 1:], first, kind[:, :-1] == LATEST_WEIGHT
 
 
 def _talk(
