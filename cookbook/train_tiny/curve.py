@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 150, 48
-_COLOURS = ("#1f6f8b", "#c1502e", "#5b8c3e", "#7a5195")
+_COLOURS = ("#1f6f8b", "#c1502e", "#5b8c3e", "#7a5195", "#b58900")
 
 Line = tuple[str, list[tuple[float, float]]]
 """A label and its points."""
@@ -74,7 +74,8 @@ def render(rows: list[dict[str, Any]]) -> str:
         (
             "Codes right, selection active (latest of several where stated often)",
             [(f"{n:,} tokens", validations(rows, f"code_{n}")) for n in lengths[2:]]
-            + [(f"{n:,}, latest", validations(rows, f"latest_{n}")) for n in lengths[2:]],
+            + [(f"{n:,}, latest", validations(rows, f"latest_{n}")) for n in lengths[2:]]
+            + [("4,096, of over 64", validations(rows, "often_4096"))],
             0.0,
             1.0,
         ),
