@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_glm.checkpoint.tiny.notes import write_notes
+from sglang_glm.checkpoint.tiny.notes import write_crowded_notes, write_notes
 from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
 from sglang_glm.verification.behaviour.retrieval import choose_questions
 from sglang_glm.verification.behaviour.run import behaviour_options
@@ -27,6 +27,23 @@ def test_notes_have_the_length_asked_for_and_answers_that_stand_in_them() -> Non
             assert not question.is_answered_by(stated[0])
     depths = [question.depth for question in notes.questions]
     assert min(depths) < 0.25 and max(depths) > 0.75
+
+
+def test_crowded_notes_state_few_names_more_often_than_can_be_selected() -> None:
+    tokenizer = build_tokenizer()
+    branches = write_crowded_notes(tokenizer, 2048, seed=5, branches=3)
+    trunk = branches[0].text[: branches[0].text.index("Noted.")]
+    assert 2000 < len(tokenizer.encode(trunk).ids) < 2048 + 16
+    assert len({notes.text for notes in branches}) == 3
+    for notes in branches:
+        assert notes.text.startswith(trunk)
+        assert len(notes.questions) == 3
+        assert sum(question.statements for question in notes.questions) > 3 * 50
+        for question in notes.questions:
+            name = question.text.partition(" code of ")[2].partition("?")[0]
+            stated = [line for line in notes.text.splitlines() if f"code of {name} is" in line]
+            assert stated[-1] == f"The code of {name} is {question.code}."
+            assert len(stated) == question.statements
 
 
 def test_half_of_the_questions_are_positional() -> None:

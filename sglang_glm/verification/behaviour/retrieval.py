@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sglang_glm.checkpoint.tiny.notes import Notes, write_notes
+from sglang_glm.checkpoint.tiny.notes import Notes, Question, write_crowded_notes, write_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ ANSWER_TOKENS = 14
 """``The code of NAME is CODE.`` and some room."""
 
 _DEPTHS = 4
+_BRANCHES = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class Retrieval:
         by_depth: Quarter of the context, 0 first, to score.
         positional: Of the names that were stated several times.
         plain: Of the others.
+        crowded: Of names stated more often than can be selected, in contexts of their own.
         cached_share: Share of the prompts' tokens that came from the prefix cache.
         wrong: Some wrong replies: question, expected, got.
     """
@@ -56,12 +58,13 @@ class Retrieval:
     by_depth: dict[int, Score] = field(default_factory=lambda: defaultdict(Score))
     positional: Score = field(default_factory=Score)
     plain: Score = field(default_factory=Score)
+    crowded: Score = field(default_factory=Score)
     cached_share: float = 0.0
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
     def total(self) -> Score:
-        """All questions."""
+        """All questions but the crowded ones."""
         return Score(
             right=self.positional.right + self.plain.right,
             asked=self.positional.asked + self.plain.asked,
@@ -84,6 +87,28 @@ def choose_questions(notes: Notes, count: int) -> list[int]:
     return positional[:half] + plain[: count - half]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Asker:
+    """Asks, and remembers what the whole took from the cache."""
+
+    client: Client
+    found: Retrieval
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def ask(self, prompts: list[tuple[str, Question]]) -> list[tuple[Question, bool]]:
+        answers = self.client.generate([text + q.text for text, q in prompts], ANSWER_TOKENS)
+        told = []
+        for (_, question), answer in zip(prompts, answers, strict=True):
+            right = question.is_answered_by(answer["text"])
+            self.prompt_tokens += answer["meta_info"]["prompt_tokens"]
+            self.cached_tokens += answer["meta_info"]["cached_tokens"]
+            if not right and len(self.found.wrong) < 10:
+                self.found.wrong.append((question.text, question.code, answer["text"]))
+            told.append((question, right))
+        return told
+
+
 def measure_retrieval(
     client: Client,
     tokenizer: Tokenizer,
@@ -91,6 +116,7 @@ def measure_retrieval(
     *,
     contexts: int,
     questions: int,
+    crowded: int,
     seed: int,
     progress: Callable[[str], None],
 ) -> Retrieval:
@@ -102,6 +128,7 @@ def measure_retrieval(
         lengths: Tokens of each context.
         contexts: Contexts of each length.
         questions: Asked about each context.
+        crowded: Contexts of the last length that state few names very often.
         seed: Of the contexts.
         progress: Called with a line after each context.
 
@@ -109,24 +136,27 @@ def measure_retrieval(
         The scores.
     """
     found = Retrieval()
-    prompt_tokens = cached_tokens = 0
+    asker = _Asker(client=client, found=found)
     for length in lengths:
         for number in range(contexts):
             notes = write_notes(tokenizer, length, seed * 1000 + number)
             # The context alone first: the questions then find it in the cache.
             client.generate([notes.text], 1)
             chosen = [notes.questions[i] for i in choose_questions(notes, questions)]
-            answers = client.generate([notes.text + q.text for q in chosen], ANSWER_TOKENS)
-            for question, answer in zip(chosen, answers, strict=True):
-                right = question.is_answered_by(answer["text"])
+            for question, right in asker.ask([(notes.text, question) for question in chosen]):
                 found.by_length[length].add(right)
                 found.by_depth[min(int(question.depth * _DEPTHS), _DEPTHS - 1)].add(right)
                 (found.positional if question.positional else found.plain).add(right)
-                prompt_tokens += answer["meta_info"]["prompt_tokens"]
-                cached_tokens += answer["meta_info"]["cached_tokens"]
-                if not right and len(found.wrong) < 10:
-                    found.wrong.append((question.text, question.code, answer["text"]))
             score = found.by_length[length]
             progress(f"retrieval at {length:,}: {score.right} of {score.asked}")
-    found.cached_share = cached_tokens / max(1, prompt_tokens)
+    found.cached_share = asker.cached_tokens / max(1, asker.prompt_tokens)
+    for number in range(crowded):
+        branches = write_crowded_notes(
+            tokenizer, lengths[-1], seed * 1000 + number, branches=_BRANCHES
+        )
+        client.generate([branches[0].text], 1)
+        asked = [(notes.text, question) for notes in branches for question in notes.questions]
+        for _, right in asker.ask(asked):
+            found.crowded.add(right)
+        progress(f"crowded notes: {found.crowded.right} of {found.crowded.asked}")
     return found

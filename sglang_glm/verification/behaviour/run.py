@@ -59,6 +59,7 @@ class BehaviourReport:
             "retrieval_by_quarter": {n: s.share for n, s in sorted(retrieval.by_depth.items())},
             "positional": retrieval.positional.share,
             "plain": retrieval.plain.share,
+            "crowded": retrieval.crowded.share,
             "cached_share": retrieval.cached_share,
             "drafts_cold": dataclasses.asdict(self.cold),
             "drafts_hit": dataclasses.asdict(self.hit),
@@ -79,6 +80,8 @@ class BehaviourReport:
             + ", ".join(f"{score.share:.1%}" for _, score in sorted(retrieval.by_depth.items())),
             f"latest of several: {retrieval.positional.share:.1%} of {retrieval.positional.asked}; "
             f"stated once: {retrieval.plain.share:.1%} of {retrieval.plain.asked}",
+            f"stated more often than can be selected: {retrieval.crowded.share:.1%} "
+            f"of {retrieval.crowded.asked}",
             f"prompt tokens from the cache: {retrieval.cached_share:.1%}",
             f"replies right: {self.cold.right_replies:.1%} cold, {self.hit.right_replies:.1%} cached",
             f"perplexity of replies: {self.perplexity:.3f}",
@@ -112,6 +115,9 @@ def configure_behaviour(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--contexts", type=int, default=3, help="contexts of each length")
     group.add_argument("--questions", type=int, default=50, help="asked about each context")
+    group.add_argument(
+        "--crowded", type=int, default=1, help="contexts that state few names very often"
+    )
     group.add_argument("--conversations", type=int, default=24, help="whose reply is written")
     group.add_argument("--behaviour-seed", type=int, default=1, help="of contexts and talk")
     group.add_argument("--min-retrieval", type=float, default=0.98, help="share that must be right")
@@ -175,6 +181,7 @@ def run_behaviour(
         options.lengths,
         contexts=options.contexts,
         questions=options.questions,
+        crowded=options.crowded,
         seed=options.behaviour_seed,
         progress=progress,
     )
