@@ -17,7 +17,7 @@ from sglang_glm.verification.behaviour.talk import (
 )
 from tests.support.mtp_traffic import draft_args
 from tests.support.server import Server, ServerPool, ServerSpec
-from tests.support.tiny import CHECKPOINT, needs_checkpoint, with_half_split_index_rope
+from tests.support.tiny import CHECKPOINT, needs_checkpoint, with_two_index_rope_layouts
 
 pytestmark = [pytest.mark.server, needs_checkpoint]
 
@@ -27,7 +27,7 @@ SERVER = ServerSpec(str(CHECKPOINT), (*BASE, *draft_args(5)))
 PLAIN = ServerSpec(str(CHECKPOINT), BASE)
 FP8 = ServerSpec(str(CHECKPOINT), (*SERVER.args, "--kv-cache-dtype", "fp8_e4m3"))
 
-CORE = {"lengths": [2048], "contexts": 1, "questions": 24, "conversations": 8}
+CORE = {"lengths": [2048], "contexts": 1, "questions": 24, "crowded": 0, "conversations": 8}
 
 
 def evaluate(server: Server, **changes: object) -> BehaviourReport:
@@ -78,6 +78,6 @@ def test_every_cache_and_drafts_on_and_off(pool: ServerPool) -> None:
 def test_wrong_index_rope_is_seen(pool: ServerPool) -> None:
     options = dict(CORE, questions=40)
     right = evaluate(pool.get(PLAIN), **options)
-    mutant = ServerSpec(with_half_split_index_rope(), BASE)
+    mutant = ServerSpec(with_two_index_rope_layouts(), BASE)
     wrong = evaluate(pool.get(mutant), **options)
     assert wrong.retrieval.positional.share <= right.retrieval.positional.share - 0.3

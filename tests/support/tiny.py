@@ -17,11 +17,11 @@ needs_checkpoint = pytest.mark.skipif(
 
 
 @functools.cache
-def with_half_split_index_rope() -> str:
-    """Directory of a copy whose indexers turn the pairs (i, i + 32) instead of (2 i, 2 i + 1).
+def with_two_index_rope_layouts() -> str:
+    """Directory of a copy whose index queries turn pairs (i, i + 32), its keys (2 i, 2 i + 1).
 
-    The server refuses a config that asks for it, so rows of the weights are exchanged: turning
-    neighbours of the result is turning halves of the original, and no dot product sees the order.
+    The server refuses a config that asks for it, so rows of ``wq_b`` are exchanged: turning
+    neighbours of the result is turning halves of the original.
     """
     directory = Path(tempfile.mkdtemp(prefix="tiny-glm-dsa-"))
     for path in CHECKPOINT.iterdir():
@@ -32,9 +32,7 @@ def with_half_split_index_rope() -> str:
     order = [i // 2 + i % 2 * (rope // 2) for i in range(rope)]
     tensors = load_file(CHECKPOINT / "model.safetensors")
     for name, tensor in tensors.items():
-        if ".indexer.wk." in name or ".indexer.k_norm." in name:
-            tensor[:rope] = tensor[order]
-        elif ".indexer.wq_b." in name:
+        if ".indexer.wq_b." in name:
             heads = tensor.view(config["index_n_heads"], config["index_head_dim"], -1)
             heads[:, :rope] = heads[:, order]
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})

@@ -1,24 +1,30 @@
 """The trained checkpoint answers from its index: break the index and it forgets.
 
-In process, on the trainer's forward, which ``test_train_tiny.py`` ties to transformers'.
+In process, on the trainer's forward, which ``test_train_tiny.py`` ties to transformers'. Each mutant
+is a fault that a serving path can have.
 
-| mutant | bound |
+| mutant | codes right |
 | --- | --- |
-| none | at least 98% of the codes |
-| index keys that were not written | below 50% |
-| index keys of pages read in another order | below 50% |
-| index RoPE in the half-split layout | 30 points less on names stated several times |
+| none | at least 95% |
+| keys never written | below 50% |
+| keys of neighbouring pages exchanged | below 50% |
+| no RoPE; RoPE on the trailing half; on queries only | below 50% |
+| queries half-split, keys interleaved | below 50% |
+| key positions counted anew in every chunk of 512 | below 50% |
+
+One fault is not seen here: both queries and keys in the half-split layout. Selection by content and
+nearness survives it; see cookbook/train_tiny/README.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from cookbook.train_tiny import model as trained
-from cookbook.train_tiny.sequences import CODE_WEIGHT, LATEST_WEIGHT, SequenceWriter
+from cookbook.train_tiny.sequences import CODE_WEIGHT, SequenceWriter
 from cookbook.train_tiny.spec import TINY
 from cookbook.train_tiny.train import load
 from tests.support.tiny import CHECKPOINT, needs_checkpoint
@@ -28,20 +34,10 @@ if TYPE_CHECKING:
 
 pytestmark = needs_checkpoint
 
-LENGTH, PAGE = 2048, 64
+LENGTH, PAGE, CHUNK = 2048, 64, 512
+ROPE = TINY.qk_rope_head_dim
 IndexParts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 original = trained.index_inputs
-
-
-def dropped(*args: object) -> IndexParts:
-    q, k, weights = original(*args)
-    return q, torch.zeros_like(k), weights
-
-
-def swapped(*args: object) -> IndexParts:
-    q, k, weights = original(*args)
-    pages = k.unflatten(0, (-1, PAGE))
-    return q, pages[torch.arange(len(pages)) ^ 1].flatten(0, 1), weights
 
 
 def half_split(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -50,47 +46,97 @@ def half_split(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def wrong_rope(*args: object) -> IndexParts:
-    right = trained.rotate
-    trained.rotate = half_split
-    try:
-        return original(*args)
-    finally:
-        trained.rotate = right
+def with_positions(positions: torch.Tensor, args: tuple[Any, ...]) -> IndexParts:
+    """Queries and keys as if tokens stood at other positions."""
+    parameters, layer, normed, q_latent, _, spec = args
+    table = trained.rope_table(positions, spec)
+    return original(parameters, layer, normed, q_latent, table, spec)
+
+
+def unrotated(args: tuple[Any, ...]) -> IndexParts:
+    """Queries and keys without RoPE, their pairs neighbours again."""
+
+    def pair(x: torch.Tensor) -> torch.Tensor:
+        first, second = x[..., :ROPE].chunk(2, -1)
+        return torch.cat([torch.stack([first, second], -1).flatten(-2), x[..., ROPE:]], -1)
+
+    q, k, weights = with_positions(torch.zeros(len(args[2])), args)
+    return pair(q), pair(k), weights
+
+
+def dropped(*args: Any) -> IndexParts:
+    q, k, weights = original(*args)
+    return q, torch.zeros_like(k), weights
+
+
+def swapped_pages(*args: Any) -> IndexParts:
+    q, k, weights = original(*args)
+    pages = k.unflatten(0, (-1, PAGE))
+    return q, pages[torch.arange(len(pages)) ^ 1].flatten(0, 1), weights
+
+
+def no_rope(*args: Any) -> IndexParts:
+    return unrotated(args)
+
+
+def trailing_rope(*args: Any) -> IndexParts:
+    q, k, weights = unrotated(args)
+    table = args[4]
+    q = torch.cat([q[..., :-ROPE], trained.rotate(q[..., -ROPE:], table)], -1)
+    k = torch.cat([k[..., :-ROPE], trained.rotate(k[:, None, -ROPE:], table)[:, 0]], -1)
+    return q, k, weights
+
+
+def rope_on_queries_only(*args: Any) -> IndexParts:
+    q, _, weights = original(*args)
+    return q, with_positions(torch.zeros(len(args[2])), args)[1], weights
+
+
+def two_layouts(*args: Any) -> IndexParts:
+    _, k, weights = original(*args)
+    q = unrotated(args)[0]
+    return torch.cat([half_split(q[..., :ROPE], args[4]), q[..., ROPE:]], -1), k, weights
+
+
+def chunk_positions(*args: Any) -> IndexParts:
+    q, _, weights = original(*args)
+    return q, with_positions(torch.arange(len(args[2])) % CHUNK, args)[1], weights
 
 
 @pytest.fixture(scope="module")
-def accuracy() -> Callable[[object], dict[str, float]]:
+def right_codes() -> Callable[[object], float]:
     model = trained.Model(TINY, load(CHECKPOINT, "cpu"))
-    writer = SequenceWriter(424_242)
-    rows = [writer.document(LENGTH, (0.3, 0.3)) for _ in range(3)]
-    ids = torch.tensor([row[0] for row in rows])
-    marks = torch.tensor([row[1] for row in rows])[:, 1:]
+    ids, weights = SequenceWriter(424_242).document(LENGTH, (0.4, 0.4))
+    tokens = torch.tensor([ids])
+    marked = torch.tensor(weights)[1:] >= CODE_WEIGHT
+    assert marked.sum() >= 40
 
     @torch.no_grad()
-    def measure(index_inputs: object) -> dict[str, float]:
+    def measure(index_inputs: object) -> float:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trained, "index_inputs", index_inputs)
-            told = torch.cat(
-                [
-                    model.logits(model.forward(row[None], sparse=True).hidden).argmax(-1)[None]
-                    for row in ids
-                ]
-            )
-        right = told[:, :-1] == ids[:, 1:]
-        return {
-            "all": right[marks >= CODE_WEIGHT].float().mean().item(),
-            "latest": right[marks == LATEST_WEIGHT].float().mean().item(),
-        }
+            told = model.logits(model.forward(tokens, sparse=True).hidden).argmax(-1)
+        right = told[:-1] == tokens[0, 1:]
+        return right[marked].float().mean().item()
 
     return measure
 
 
-def test_a_broken_index_is_seen_in_the_answers(
-    accuracy: Callable[[object], dict[str, float]],
-) -> None:
-    right = accuracy(original)
-    assert right["all"] >= 0.98
-    assert accuracy(dropped)["all"] < 0.5
-    assert accuracy(swapped)["all"] < 0.5
-    assert accuracy(wrong_rope)["latest"] < right["latest"] - 0.3
+def test_codes_are_right(right_codes: Callable[[object], float]) -> None:
+    assert right_codes(original) >= 0.95
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        dropped,
+        swapped_pages,
+        no_rope,
+        trailing_rope,
+        rope_on_queries_only,
+        two_layouts,
+        chunk_positions,
+    ],
+)
+def test_a_broken_index_is_seen(mutant: object, right_codes: Callable[[object], float]) -> None:
+    assert right_codes(mutant) < 0.5
