@@ -27,7 +27,14 @@ SERVER = ServerSpec(str(CHECKPOINT), (*BASE, *draft_args(5)))
 PLAIN = ServerSpec(str(CHECKPOINT), BASE)
 FP8 = ServerSpec(str(CHECKPOINT), (*SERVER.args, "--kv-cache-dtype", "fp8_e4m3"))
 
-CORE = {"lengths": [2048], "contexts": 1, "questions": 24, "crowded": 0, "conversations": 8}
+CORE = {
+    "lengths": [2048],
+    "contexts": 1,
+    "questions": 24,
+    "crowded": 0,
+    "conversations": 8,
+    "min_retrieval": 0.95,
+}
 
 
 def evaluate(server: Server, **changes: object) -> BehaviourReport:
