@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PORT   ?= 30000
-MODEL  ?= .cache/tiny-glm-dsa
+MODEL  ?= checkpoints/tiny-glm-dsa
 ARGS   ?=
 
 python := $(VENV)/bin/python
@@ -22,11 +22,7 @@ $(stamp): pyproject.toml
 
 install: $(stamp) ## Set up .venv with the package and everything it needs
 
-.cache/tiny-glm-dsa: | $(stamp)
-	@$(VENV)/bin/sglang-glm checkpoint $@ --mtp
-
-serve: $(stamp) ## Serve a GLM checkpoint (MODEL=, PORT=, ARGS=); a tiny random one by default
-	@if [ "$(MODEL)" = .cache/tiny-glm-dsa ]; then $(MAKE) --no-print-directory .cache/tiny-glm-dsa; fi
+serve: $(stamp) ## Serve a GLM checkpoint (MODEL=, PORT=, ARGS=); the trained tiny one by default
 	@launch/serve.sh --python "$(python)" --model-path "$(MODEL)" --port "$(PORT)" $(ARGS)
 
 test: $(stamp) ## The suite of every change: no GPU, about ten minutes

@@ -1,0 +1,1 @@
+"""Trains the tiny GLM checkpoint that ships with the repository; README.md says how."""
