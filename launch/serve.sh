@@ -4,6 +4,6 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
 describe "Any machine: the stock server with its defaults."
-flag --model-path .cache/tiny-glm-dsa
+flag --model-path checkpoints/tiny-glm-dsa
 
 launch "$@"

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# No GPU: FP32 arithmetic, drafts, and every parser, as the tests serve it. Give it a checkpoint made
-# by `sglang-glm checkpoint DIR --mtp`.
+# No GPU: FP32 arithmetic, drafts, and every parser. The trained tiny checkpoint unless another is named.
 # shellcheck source=launch/common.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 
-describe "CPU: FP32, EAGLE 3-1-4, a checkpoint written by sglang-glm checkpoint DIR --mtp."
+describe "CPU: FP32, EAGLE 3-1-4, the trained tiny checkpoint."
 
-flag --model-path .cache/tiny-glm-dsa
+flag --model-path checkpoints/tiny-glm-dsa
 flag --dtype float32
 flag --context-length 16384
 flag --max-running-requests 8
