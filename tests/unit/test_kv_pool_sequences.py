@@ -226,13 +226,15 @@ class SortedLife(PoolLife):
     need_sort = True
 
 
-@pytest.mark.parametrize(
-    "life", [PoolLife, Fp8Life, SortedLife], ids=["float32", "fp8", "bfloat16-sorted"]
-)
-def test_lives(life: type[PoolLife]) -> None:
-    case = life.TestCase
+LIVES = {"float32": PoolLife, "fp8": Fp8Life, "bfloat16-sorted": SortedLife}
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("life", LIVES)
+def test_lives(life: str, count: int) -> None:
+    case = LIVES[life].TestCase
     case.settings = settings(
-        max_examples=15,
+        max_examples=count,
         stateful_step_count=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),
