@@ -1,9 +1,10 @@
 """Servers that the ordinary suite has no room for.
 
-test_topk_2048          prompts around the released index_topk, against transformers
+test_topk_2048          prompts around the released index_topk and far below it, against transformers
+test_ragged_2048        the same in one batch
 test_full_context       requests that end exactly at a context of a whole number of pages (known fault T44)
 test_llama              another architecture on the same platform
-test_named_prefill      both explicit prefill forms answer as the automatic one does
+test_named_prefill      both explicit prefill forms, in chunks of one page and of everything
 """
 
 import json
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import checkpoint
-from tests.support.parity import clean_prompt, compare, prompt
+from tests.support.parity import clean_prompt, compare, compare_all, prompt
 from tests.support.server import Server, ServerSpec
 from tests.support.specs import TRUTH_8
 
@@ -29,16 +30,32 @@ CONTEXT_256 = ServerSpec(
 #: SGLang lets prompt and answer together fill all but two positions of the context.
 ROOM = 254
 
-MASKED = ServerSpec(TRUTH_8.model, (*TRUTH_8.args, "--dsa-prefill-backend", "glm_masked"))
-SPARSE = ServerSpec(TRUTH_8.model, (*TRUTH_8.args, "--dsa-prefill-backend", "glm_sparse"))
+#: With chunks of one page, and with chunks that hold every prompt.
+MASKED, SPARSE = (
+    ServerSpec(
+        TRUTH_8.model,
+        (*TRUTH_8.args, "--dsa-prefill-backend", form, "--chunked-prefill-size", chunk),
+    )
+    for form, chunk in (("glm_masked", "64"), ("glm_sparse", "4096"))
+)
 
 
 @pytest.mark.parametrize("server", [TOPK_2048], indirect=True, ids=["topk2048"])
-@pytest.mark.parametrize("length", [1, 2040, 2047, 2048, 2049, 2300])
+@pytest.mark.parametrize(
+    "length", [1, 2, 63, 64, 65, 2040, 2045, 2046, 2047, 2048, 2049, 2050, 2300]
+)
 def test_topk_2048(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
     result = compare(server, server.generate(ids, max_new_tokens=12), ids)
+    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+
+
+@pytest.mark.parametrize("server", [TOPK_2048], indirect=True, ids=["topk2048"])
+def test_ragged_2048(server: Server) -> None:
+    server.flush_cache()
+    prompts = [clean_prompt(server, length) for length in (5, 64, 2047, 2100)]
+    result = compare_all(server, prompts, max_new_tokens=12)
     assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
 
 
@@ -95,7 +112,7 @@ def test_llama(llama: ServerSpec, pool) -> None:
 
 
 @pytest.mark.parametrize("server", [MASKED, SPARSE], indirect=True, ids=["masked", "sparse"])
-@pytest.mark.parametrize("length", [7, 8, 9, 65, 300])
+@pytest.mark.parametrize("length", [7, 8, 9, 65, 300, 700])
 def test_named_prefill(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
