@@ -3,6 +3,7 @@
 test_links                  every relative link and every named path of the documents exists
 test_variables              README's table lists the variables of envs.py, all of them
 test_backend_names          README's table lists the registry's names
+test_faults                 every test that the page of faults names exists
 test_kernel_docstrings      every public function of glm_kernels states its arguments' shapes
 test_nothing_of_workplaces  no document or source names a machine's paths
 """
@@ -46,6 +47,13 @@ def test_backend_names() -> None:
             for device in ("cpu", "cuda")
         )
         assert f"| `--dsa-{phase}-backend` | {host} | `{default}` | {cuda} |" in text
+
+
+def test_faults() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "faults.md").read_text())
+    assert len(named) > 40
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
 
 
 def public_functions() -> list[tuple[str, object]]:
