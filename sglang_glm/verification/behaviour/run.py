@@ -80,12 +80,15 @@ class BehaviourReport:
             + ", ".join(f"{score.share:.1%}" for _, score in sorted(retrieval.by_depth.items())),
             f"latest of several: {retrieval.positional.share:.1%} of {retrieval.positional.asked}; "
             f"stated once: {retrieval.plain.share:.1%} of {retrieval.plain.asked}",
-            f"stated more often than can be selected: {retrieval.crowded.share:.1%} "
-            f"of {retrieval.crowded.asked}",
             f"prompt tokens from the cache: {retrieval.cached_share:.1%}",
             f"replies right: {self.cold.right_replies:.1%} cold, {self.hit.right_replies:.1%} cached",
             f"perplexity of replies: {self.perplexity:.3f}",
         ]
+        if retrieval.crowded.asked:
+            lines.append(
+                f"stated more often than can be selected: {retrieval.crowded.share:.1%} "
+                f"of {retrieval.crowded.asked}"
+            )
         if self.cold.rounds:
             positions = ", ".join(f"{share:.2f}" for share in self.cold.by_position)
             lines.append(
