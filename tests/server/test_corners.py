@@ -1,7 +1,7 @@
 """Servers that the ordinary suite has no room for.
 
 test_topk_2048          prompts around the released index_topk, against transformers
-test_full_context       requests that end exactly at a context of a whole number of pages (known fault T44)
+test_full_context       requests that end exactly at a context of a whole number of pages
 test_llama              another architecture on the same platform
 test_named_prefill      both explicit prefill forms answer as the automatic one does
 """

@@ -312,8 +312,7 @@ SCHEDULES = [
 def test_schedule_equals_sglang(schedule):
     config = GLM_5 | {"num_hidden_layers": 12} | schedule
     theirs = [
-        dsa_layer_skips_topk(types.SimpleNamespace(**config), layer_id)
-        for layer_id in range(12)
+        dsa_layer_skips_topk(types.SimpleNamespace(**config), layer_id) for layer_id in range(12)
     ]
     assert [kind == "shared" for kind in resolve_indexer_types(config)] == theirs
 

@@ -4,9 +4,12 @@ test_links                  every relative link and every named path of the docu
 test_variables              README's table lists the variables of envs.py, all of them
 test_backend_names          README's table lists the registry's names
 test_kernel_docstrings      every public function of glm_kernels states its arguments' shapes
-test_nothing_of_workplaces  no document or source names a machine's paths
+test_matrices               a test module that lists its tests lists all of them, and no others
+test_nothing_of_workplaces  no document or source names a folder of somebody's machine
 """
 
+import ast
+import fnmatch
 import importlib
 import inspect
 import pkgutil
@@ -83,13 +86,33 @@ def test_kernel_docstrings(name: str, function: object) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "module",
+    sorted((ROOT / "tests").rglob("test_*.py")),
+    ids=lambda path: str(path.relative_to(ROOT / "tests")),
+)
+def test_matrices(module: Path) -> None:
+    tree = ast.parse(module.read_text())
+    rows = re.findall(r"^test_.*", ast.get_docstring(tree) or "", re.MULTILINE)
+    # A row is "test_a, test_b  what they catch"; a name may be a pattern.
+    listed = [name for row in rows for name in re.findall(r"(?:^|, )(test_[\w*]+)", row)]
+    tests = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    covered = {test for test in tests for name in listed if fnmatch.fnmatch(test, name)}
+    assert not listed or covered == tests, f"not listed: {sorted(tests - covered)}"
+    missing = [name for name in listed if not fnmatch.filter(tests, name)]
+    assert not missing, f"listed, not there: {missing}"
+
+
 def test_nothing_of_workplaces() -> None:
-    for path in ROOT.rglob("*"):
-        if path.suffix in (".md", ".py", ".sh", ".toml", ".yaml") and not {
-            ".venv",
-            ".git",
-            ".cache",
-        } & set(path.parts):
-            if path == Path(__file__):
-                continue
-            assert not re.search(r"/work/(main|shared|wt)|/root/", path.read_text()), path
+    own = re.compile(r"(?<![\w.])/(root|home|work|Users|mnt)/")
+    for top in ROOT.iterdir():
+        if top.name.startswith(".") and top.is_dir():
+            continue  # environments and caches
+        for path in (top, *top.rglob("*")):
+            if path.suffix in (".md", ".py", ".sh", ".toml", ".yaml", ".json", ".jsonl"):
+                found = own.search(path.read_text()) if path != Path(__file__) else None
+                assert found is None, f"{path.relative_to(ROOT)}: {found}"

@@ -1,13 +1,18 @@
 """`sglang-glm verify` without a server: each report says what is wrong, and where first.
 
-test_golden_*        a wrong value, a wrong token, a near-tie, entries of other checkpoints
-test_live_lengths    every change of path has a prompt on both sides
-test_bf16_*          a BF16 server is judged by transformers' own BF16 error
-test_decided         a prompt with a near-tie is not taken for a reference
-test_stages_*        the first stage that differs is the one that was broken, from the row on
-test_dump_*          passes of a chunked prompt are found among other traffic
-test_refused         arguments that make no comparison
-test_behaviour       the tests of the trained checkpoint join report and exit status
+test_golden_*                  a wrong value, a wrong token, a near-tie, entries of other checkpoints
+test_nothing_compared_fails    a report without a comparison is no success
+test_live_lengths              every change of path has a prompt on both sides
+test_bf16_*                    a BF16 server is judged by transformers' own BF16 error
+test_decided                   a prompt with a near-tie is not taken for a reference
+test_identity                  the same checkpoint differs nowhere
+test_stages_*                  the first stage that differs is the one that was broken, from the row on
+test_dump_*                    passes of a chunked prompt are found among other traffic
+test_refused                   arguments that make no comparison
+test_too_large_for_transformers  refused before anything is loaded, with the way out
+test_writes_golden             what is written is read again
+test_not_golden                a file without entries is refused
+test_behaviour                 the tests of the trained checkpoint join report and exit status
 """
 
 from __future__ import annotations
