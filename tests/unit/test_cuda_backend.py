@@ -153,7 +153,9 @@ def test_draft_steps() -> None:
     ],
 )
 def test_selections_left_alone(fields: dict, rows: int) -> None:
-    made = backend(heads=2, **{"speculative_num_steps": 3, "speculative_step_id": 1, **fields})
+    made = backend(heads=2, speculative_num_steps=3, speculative_step_id=1)
+    for name, value in fields.items():
+        setattr(made, name, value)
     batch = SimpleNamespace(seq_lens=torch.tensor([5, 40]), req_pool_indices=torch.tensor([3, 0]))
     slots = selections(rows, TOPK, NUM_SLOTS)
     assert made._see_drafts(slots, batch) is slots
