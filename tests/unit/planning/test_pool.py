@@ -45,7 +45,7 @@ def test_target_pool(kv_dtype, num_tokens):
     assert 0 < sum(shared) < len(shared)
     latent, index = allocated_bytes(kv_dtype, num_tokens, shared)
     # One page more than the tokens: page 0 takes the writes of padded rows.
-    rows = num_tokens + kv_cache.PAGE_SIZE_TOKENS
+    rows = num_tokens + kv_cache.PAGE_SIZE
     assert latent == rows * kv_cache.latent_bytes_per_token(TINY, kv_dtype)
     assert index == rows * kv_cache.index_bytes_per_token(TINY)
 
