@@ -102,6 +102,11 @@ class _Fields:
         return value
 
 
+def is_glm_moe_dsa(architectures: Sequence[str] | None) -> bool:
+    """Whether the `architectures` of a config.json name a model of this package."""
+    return any(name in ARCHITECTURES for name in architectures or ())
+
+
 def resolve_indexer_types(config: object) -> tuple[IndexerType, ...]:
     """Which layers run their own indexer ("full") and which reuse a selection ("shared").
 
