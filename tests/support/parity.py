@@ -6,6 +6,8 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from sglang_glm.verification.compare import (
     Comparison,
     compare_logprobs,
@@ -75,3 +77,20 @@ def compare_all(
     return merge_comparisons(
         compare(server, answer, ids, formats) for answer, ids in zip(answers, prompts, strict=True)
     )
+
+
+def check_steps(model: str, prompts: list[list[int]], steps: list[torch.Tensor]) -> None:
+    """Hold the logits of a prefill and of the decode steps after it against the oracle, within 1e-5.
+
+    Args:
+        model: The checkpoint.
+        prompts: One a request; no selection of theirs may be a near-tie.
+        steps: `[requests, vocab]` each; a step is fed the likeliest token of the one before.
+    """
+    logprobs = [step.log_softmax(-1) for step in steps]
+    for request, ids in enumerate(prompts):
+        said = [int(step[request].argmax()) for step in logprobs]
+        expected = reference(model).run([*ids, *said[:-1]])
+        assert expected.first_near_tie() is None
+        got = torch.stack([step[request] for step in logprobs])
+        torch.testing.assert_close(got, expected.logprobs[len(ids) - 1 :], atol=1e-5, rtol=0)

@@ -35,13 +35,13 @@ from sglang_glm.checkpoint.writer import write_checkpoint
 from sglang_glm.cli.main import main
 from sglang_glm.verification import layers, regression
 from sglang_glm.verification.client import ServerFacts
-from sglang_glm.verification.compare import ServerLogprobs
 from sglang_glm.verification.decided import is_decided
 from sglang_glm.verification.formats import CacheFormats
 from sglang_glm.verification.golden import GoldenEntry, identify, load_entry
 from sglang_glm.verification.oracle import Oracle
 from sglang_glm.verification.recording import record_oracle
 from sglang_glm.verification.regression import PromptOutcome, judge_golden
+from tests.support.golden import right_answer
 
 if TYPE_CHECKING:
     import argparse
@@ -53,29 +53,19 @@ PROMPT = [5, 9, 2, 7, 11, 3, 8, 40, 41, 42, 43, 44]
 BROKEN_LAYER = 2
 
 
-def perfect(entry: GoldenEntry) -> ServerLogprobs:
-    return ServerLogprobs(
-        rows=entry.rows,
-        token_ids=entry.token_ids[entry.rows + 1],
-        token_logprobs=entry.token_logprobs.clone(),
-        top_ids=entry.top_ids.long(),
-        top_logprobs=entry.top_logprobs.clone(),
-    )
-
-
 @pytest.fixture(scope="module")
 def entry() -> GoldenEntry:
     return load_entry(GOLDEN / "topk8_len200.safetensors")
 
 
 def test_golden_right(entry: GoldenEntry) -> None:
-    outcome = judge_golden("e", perfect(entry), entry, 1e-5)
+    outcome = judge_golden("e", right_answer(entry), entry, 1e-5)
     assert outcome.failures == [] and outcome.first_position is None
     assert outcome.compared == 215
 
 
 def test_golden_wrong_value(entry: GoldenEntry) -> None:
-    got = perfect(entry)
+    got = right_answer(entry)
     got.token_logprobs[30] += 1e-3
     got.token_logprobs[90] += 2e-3
     outcome = judge_golden("e", got, entry, 1e-5)
@@ -86,7 +76,7 @@ def test_golden_wrong_value(entry: GoldenEntry) -> None:
 
 
 def test_golden_wrong_token(entry: GoldenEntry) -> None:
-    got = perfect(entry)
+    got = right_answer(entry)
     got.token_ids[205] += 1
     got.token_logprobs[206] = float("nan")  # behind a wrong token nothing can be compared
     outcome = judge_golden("e", got, entry, 1e-5)
@@ -206,7 +196,7 @@ def test_identity(checkpoints: tuple[Path, Path], oracle: Oracle) -> None:
     assert good.spec is not None and broken.spec is None and good != broken
     ((_, made),) = record_oracle(oracle, [6], vocab=300)
     assert good.made(made) and not broken.made(made)
-    assert judge_golden("e", perfect(made), made, 1e-6).failures == []
+    assert judge_golden("e", right_answer(made), made, 1e-6).failures == []
 
 
 def test_stages_name_the_broken_layer(checkpoints: tuple[Path, Path], oracle: Oracle) -> None:
