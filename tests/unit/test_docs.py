@@ -4,6 +4,7 @@ test_links                  every relative link and every named path of the docu
 test_variables              README's table lists the variables of envs.py, all of them
 test_backend_names          README's table lists the registry's names
 test_kernel_docstrings      every public function of glm_kernels states its arguments' shapes
+test_layers                 architecture.md names every package, and the import rule as it is enforced
 test_matrices               a test module that lists its tests lists all of them, and no others
 test_nothing_of_workplaces  no document or source names a folder of somebody's machine
 """
@@ -14,6 +15,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import glm_kernels
@@ -84,6 +86,19 @@ def test_kernel_docstrings(name: str, function: object) -> None:
         assert re.search(rf"^\s*{parameter}: .*``\[", text, re.MULTILINE), (
             f"{name}: shape of {parameter}"
         )
+
+
+def test_layers() -> None:
+    text = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (rule,) = (contract for contract in linter["contracts"] if contract["type"] == "layers")
+    layers = [layer.replace("sglang_glm.", "").split(" | ") for layer in rule["layers"]]
+    assert " → ".join(", ".join(layer) for layer in layers) + " → glm_kernels" in text
+    on_disk = {
+        path.stem for path in (ROOT / "sglang_glm").glob("[a-z]*") if path.name != "py.typed"
+    }
+    assert {name for layer in layers for name in layer} == on_disk
+    assert [name for name in sorted(on_disk) if f"`sglang_glm.{name}`" not in text] == []
 
 
 @pytest.mark.parametrize(
