@@ -12,6 +12,9 @@ from typing import Literal
 
 IndexerType = Literal["full", "shared"]
 
+FP8_BLOCK = 128
+"""Side of one block of the released FP8 checkpoints' weight scales."""
+
 MODEL_TYPE = "glm_moe_dsa"
 ARCHITECTURES = ("GlmMoeDsaForCausalLM", "GlmMoeDsaForCausalLMNextN")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import checkpoint
-from tests.support.parity import clean_prompt, compare, prompt
+from tests.support.parity import check, clean_prompt, compare, prompt
 from tests.support.server import Server, ServerSpec
 from tests.support.specs import TRUTH_8
 
@@ -38,8 +38,7 @@ SPARSE = ServerSpec(TRUTH_8.model, (*TRUTH_8.args, "--dsa-prefill-backend", "glm
 def test_topk_2048(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
-    result = compare(server, server.generate(ids, max_new_tokens=12), ids)
-    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+    check(compare(server, server.generate(ids, max_new_tokens=12), ids))
 
 
 @pytest.mark.parametrize("server", [CONTEXT_256], indirect=True, ids=["context256"])
@@ -99,5 +98,4 @@ def test_llama(llama: ServerSpec, pool) -> None:
 def test_named_prefill(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
-    result = compare(server, server.generate(ids), ids)
-    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+    check(compare(server, server.generate(ids), ids))
