@@ -1,4 +1,4 @@
-"""Two pipeline stages, cut at every layer, give what the whole model gives.
+"""Two pipeline stages, cut at every layer, give what the whole model gives (T22).
 
 test_cut            prefill and decode logits of ragged requests, most longer than index_topk
 test_carried        a selection crosses exactly where the next stage starts on a shared layer

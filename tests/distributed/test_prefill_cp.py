@@ -1,4 +1,4 @@
-"""Prefill context parallelism: two ranks take the rows of a prefill in turn.
+"""Prefill context parallelism: two ranks take the rows of a prefill in turn (T23).
 
 test_logits     prefill and decode of ragged requests, shorter and longer than index_topk and than a
                 page, against transformers; `test_topologies.py` has chunks and cached prefixes

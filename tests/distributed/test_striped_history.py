@@ -1,4 +1,4 @@
-"""Decode context parallelism: two ranks hold one history in stripes and answer as one process.
+"""Decode context parallelism: two ranks hold one history in stripes and answer as one process (T24).
 
 test_logits         prefill and decode of ragged requests, shorter and longer than index_topk and than
                     a page, against transformers

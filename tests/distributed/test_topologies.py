@@ -1,15 +1,15 @@
 """Two ranks answer as one process does: every log-probability within FP32 rounding of transformers.
 
 The checkpoint scales its routed experts by 2.5, so a topology that applies the factor twice or not at
-all fails every test here.
+all fails every test here (T37).
 
 test_alone          one request: the other attention-DP rank has none in prefill, decode, verify and
-                    draft extend
-test_batches        2, 3 and 5 requests at once: rows that do not divide over ranks
+                    draft extend (T18, T36)
+test_batches        2, 3 and 5 requests at once: rows that do not divide over ranks (T19)
 test_one_busy_rank  requests sent to one rank, the other empty; then a long prompt in chunks beside short decodes
 test_repeatable     20 times alone and in batches: the same tokens; under TP each selection is compared
-                    between ranks while that runs
-test_prefix_hit     a cached prefix is found on the rank that holds it, also in stripes over ranks
+                    between ranks while that runs (T41)
+test_prefix_hit     a cached prefix is found on the rank that holds it, also in stripes over ranks (T24)
 test_drafts         the text of the target alone, and as many drafts accepted as in one process
 test_lost_rank      a killed rank ends the server within seconds, with the reason in the log, mid-request
 test_stopped_rank   a rank that stands still during a forward ends it by SGLang's watchdog

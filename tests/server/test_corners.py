@@ -1,7 +1,7 @@
 """Servers that the ordinary suite has no room for.
 
 test_topk_2048          prompts around the released index_topk, against transformers
-test_full_context       requests that end exactly at a context of a whole number of pages
+test_full_context       requests that end exactly at a context of a whole number of pages (known fault T44)
 test_llama              another architecture on the same platform
 test_named_prefill      both explicit prefill forms answer as the automatic one does
 """
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import checkpoint
-from tests.support.parity import check, clean_prompt, compare, prompt
+from tests.support.parity import clean_prompt, compare, prompt
 from tests.support.server import Server, ServerSpec
 from tests.support.specs import TRUTH_8
 
@@ -38,7 +38,8 @@ SPARSE = ServerSpec(TRUTH_8.model, (*TRUTH_8.args, "--dsa-prefill-backend", "glm
 def test_topk_2048(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
-    check(compare(server, server.generate(ids, max_new_tokens=12), ids))
+    result = compare(server, server.generate(ids, max_new_tokens=12), ids)
+    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
 
 
 @pytest.mark.parametrize("server", [CONTEXT_256], indirect=True, ids=["context256"])
@@ -98,4 +99,5 @@ def test_llama(llama: ServerSpec, pool) -> None:
 def test_named_prefill(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
-    check(compare(server, server.generate(ids), ids))
+    result = compare(server, server.generate(ids), ids)
+    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []

@@ -1,4 +1,4 @@
-"""Prefill and decode in two servers: what one would have said.
+"""Prefill and decode in two servers: what one would have said (T27, T28).
 
 test_text                 latents and index keys are handed over: log-probabilities are transformers'
 test_batch                several prompts at once, around page edges and index_topk

@@ -1,4 +1,4 @@
-"""The host tier: what was evicted and comes back is what was there.
+"""The host tier: what was evicted and comes back is what was there (T08, T12, T33).
 
 test_reload             prompts evicted and read again: log-probabilities are transformers', as on a cold run
 test_reload_at_edges    reloaded prefixes at page edges -1/0/+1 and around index_topk

@@ -2,7 +2,7 @@
 
 One server with drafts answers what a server without drafts and transformers answered
 (`tests/golden/mtp_topk16.json`; `test_mtp_matrix.py` asks both again). Then its weights are exchanged
-for some whose drafts are right by script.
+for some whose drafts are right by script (T15, T17, T33, T44).
 
 test_answers_are_the_same        texts, stops, grammars, chat, a crowd, full contexts
 test_the_drafts_accepted_*       round by round as transformers: a worse draft shows in no text

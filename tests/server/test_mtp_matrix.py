@@ -1,8 +1,8 @@
 """The matrix behind `test_mtp.py`.
 
 test_a_server_without_drafts      the golden answers of `test_mtp.py`, from their two sources
-test_text_and_accepts             steps 1 to 5, within and beyond index_topk, as transformers
-test_scripted_accepts             steps 1 to 5, every accept length that they allow
+test_text_and_accepts             steps 1 to 5, within and beyond index_topk, as transformers (T15)
+test_scripted_accepts             steps 1 to 5, every accept length that they allow (T15)
 test_crossing_2048                the released index_topk is crossed by verify and draft steps
 test_accepts_without_sharing      index sharing off
 test_an_embedding_and_a_head_*    an MTP layer with its own

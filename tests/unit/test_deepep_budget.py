@@ -1,4 +1,4 @@
-"""DeepEP's buffer limit is met at start: decode rows of a rank against the capacity.
+"""DeepEP's buffer limit is met at start (T36): decode rows of a rank against the capacity.
 
 test_rows       requests per attention group, draft tokens, shares of a group; without a limit the graph's
 test_refused    one row too many, more than the kernels take, a capacity beyond them: the figure to set

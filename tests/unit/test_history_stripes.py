@@ -1,4 +1,4 @@
-"""A history in stripes over ranks gives what the whole history gives.
+"""A history in stripes over ranks gives what the whole history gives (T24).
 
 test_rows_stored_once   every slot has one owner, and rows are those that slots are read at
 test_parts_join         partial attentions joined by their log-sum-exps; a rank without selected

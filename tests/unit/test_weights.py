@@ -1,4 +1,4 @@
-"""A checkpoint's tensors on their way into the model.
+"""A checkpoint's tensors on their way into the model (T38).
 
 test_complete              a whole checkpoint passes, for target and MTP layer, in BF16 and FP8
 test_exclusion_lists       parts kept in BF16, in every combination that released checkpoints use

@@ -4,14 +4,14 @@
 | --- | --- |
 | scores equal fp64; poisoned pages, wild table entries | a read past a length, a wrong head or page |
 | the Triton form equals fp64 | a fallback that rots |
-| output past the lengths and of idle rows untouched | stores without a bound |
-| row alone equals row in batch; twenty repeats equal | schedules that change the arithmetic |
-| selection equals a stable sort on every hostile kind | ties, NaN, infinities |
+| output past the lengths and of idle rows untouched (T06) | stores without a bound |
+| row alone equals row in batch; twenty repeats equal (T41) | schedules that change the arithmetic |
+| selection equals a stable sort on every hostile kind (T04, T07) | ties, NaN, infinities |
 | windows and slots, also beyond one context's width | relative output, page arithmetic |
-| fused selection equals scores then sort, also on ties | thresholds, overflow, repair |
+| fused selection equals scores then sort, also on ties (T29, T41) | thresholds, overflow, repair |
 | fused slots through a table with strided rows | page arithmetic of serving |
-| fused workspace at 192 rows x 1M | a matrix that crept back |
-| graph replay with new data | values frozen at capture |
+| fused workspace at 192 rows x 1M (T29) | a matrix that crept back |
+| graph replay with new data (T20) | values frozen at capture |
 """
 
 import pytest

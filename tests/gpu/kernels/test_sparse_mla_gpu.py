@@ -2,14 +2,14 @@
 
 | test | catches |
 | --- | --- |
-| equals fp64 for packed and bf16 rows, holes, poison | padding in the softmax, wrong rows |
+| equals fp64 for packed and bf16 rows, holes, poison (T06, T07, T31) | padding in the softmax, wrong rows |
 | error at most twice that of torch at bf16 | precision lost on the way |
 | every split count agrees | a combination that loses a part |
-| row alone equals row in batch with equal splits, twenty repeats equal | races |
+| row alone equals row in batch with equal splits, twenty repeats equal (T41) | races |
 | few heads: every cluster size equals fp64, alone equals in batch, repeats equal | a part lost between blocks |
-| union equals sets, verify equals token by token | a member bit of the wrong token |
-| launch bounds | 16-bit grids |
-| graph replay with new data | values frozen at capture |
+| union equals sets, verify equals token by token (T41) | a member bit of the wrong token |
+| launch bounds (T32) | 16-bit grids |
+| graph replay with new data (T20) | values frozen at capture |
 """
 
 import pytest

@@ -2,10 +2,10 @@
 
 | part | checks |
 | --- | --- |
-| portable | rows, ids and weights against loops; sums; a rank without tokens |
+| portable | rows, ids and weights against loops; sums; a rank without tokens (T36) |
 | deepep_normal | the same, and FP8 rows within e4m3's rounding |
 | deepep_low_latency | every expert's rows against their sources, counts, sums, an idle rank |
-| index_scan | the divided scan selects what the whole one selects, at 32K to 1M |
+| index_scan | the divided scan selects what the whole one selects, at 32K to 1M (T41) |
 | collectives | they run |
 """
 

@@ -3,8 +3,8 @@
 | test | catches |
 | --- | --- |
 | equals fp64 loop, dense and selected | mask, scale, missing rotary part |
-| the three prefill forms agree, L around pages and index_topk | a form that sees other positions |
-| a row that sees nothing gives zeros and -inf | NaN from an empty softmax |
+| the three prefill forms agree, L around pages and index_topk (T01) | a form that sees other positions |
+| a row that sees nothing gives zeros and -inf (T07) | NaN from an empty softmax |
 | chunks of rows equal the whole | a chunk that loses its rows |
 """
 

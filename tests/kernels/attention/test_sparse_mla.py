@@ -2,14 +2,14 @@
 
 | test | catches |
 | --- | --- |
-| equals fp64 loop; holes anywhere; poisoned rows | -1 read as a row, NaN from padding |
-| token without slots gives zeros and -inf | NaN from an empty softmax |
-| every slot selected equals dense attention | scale, missing rotary part |
+| equals fp64 loop; holes anywhere; poisoned rows (T06, T07, T31) | -1 read as a row, NaN from padding |
+| token without slots gives zeros and -inf (T07) | NaN from an empty softmax |
+| every slot selected equals dense attention (T01's kernel) | scale, missing rotary part |
 | one slot returns that row | value taken from the wrong half |
 | order of slots does not matter | position leaking in |
 | chunks equal the whole | a chunk that loses its rows |
-| 8 heads alone equal 8 of 64 | head padding that leaks |
-| packed within e4m3 of fp32 | scales of the wrong group |
+| 8 heads alone equal 8 of 64 (T31) | head padding that leaks |
+| packed within e4m3 of fp32 (T31) | scales of the wrong group |
 """
 
 import pytest

@@ -5,10 +5,10 @@
 | layout constants | an offset that drifted from 8192 + 256 |
 | quantise equals loop | an exponent off by one, worst at exact powers of two |
 | rounding has no bias | truncation instead of rounding |
-| store equals loop, shuffled pages | page stride, scale block, lengths 1, 63..65, 127..129 |
+| store equals loop, shuffled pages (T08) | page stride, scale block, lengths 1, 63..65, 127..129 |
 | load equals loop, and the fp8 form | a scale of the neighbour |
-| move a page | keys and scales that travel apart |
-| negative slots are skipped | -1 read as the last page |
+| move a page (T08) | keys and scales that travel apart |
+| negative slots are skipped (T06) | -1 read as the last page |
 | refusals | wrong page width |
 """
 

@@ -5,7 +5,7 @@
 | layout constants | an offset that drifted from 512 + 16 + 128 |
 | pack equals loop, bytes | wrong group, wrong scale position, rounding that differs |
 | unpack equals loop, bytes | wrong dtype view of a field |
-| round trip within half an e4m3 step | scale applied the wrong way round |
+| round trip within half an e4m3 step (T31) | scale applied the wrong way round |
 | zero group and huge values | 0 * inf = NaN; overflow to NaN instead of 448 |
 | non-contiguous input | strides ignored |
 | refusals name the argument | a silent wrong shape |

@@ -3,7 +3,7 @@
 | test | catches |
 | --- | --- |
 | equals loop for fp32, bf16 and packed caches | wrong field order, wrong dtype |
-| other rows untouched, negative slots skipped | -1 read as the last row |
+| other rows untouched, negative slots skipped (T06) | -1 read as the last row |
 | int32 and int64 slots agree | a 32-bit view |
 | empty input | a launch over nothing |
 """

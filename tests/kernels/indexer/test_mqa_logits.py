@@ -3,13 +3,13 @@
 | test | catches |
 | --- | --- |
 | ragged equals fp64 loop (fp32, bf16, e4m3) | head weights after the sum, missing ReLU, scale misuse |
-| windows: empty, inverted, whole | a half-open bound off by one |
+| windows: empty, inverted, whole (T06) | a half-open bound off by one |
 | block seams | a block product that drops its remainder |
 | paged equals fp64 loop, poisoned pages, hostile table | reading past a length, through -1 or a wild page |
 | paged equals ragged on gathered keys | two definitions that drift apart |
 | paged over float keys | the truth mode |
 | permuting keys permutes scores | position leaking into the score |
-| idle rows | negative lengths read as unsigned |
+| idle rows (T06, T07) | negative lengths read as unsigned |
 | refusals | e4m3 without scales; a narrow table |
 """
 

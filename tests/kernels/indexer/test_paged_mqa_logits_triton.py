@@ -3,7 +3,7 @@
 | test | catches |
 | --- | --- |
 | equals fp64 loop over poisoned, shuffled pages | page arithmetic, a mask one off, a read past a length |
-| nothing past the lengths is written | stores without a bound |
+| nothing past the lengths is written (T06) | stores without a bound |
 
 Triton decides between compiler and interpreter when it is first imported, and other tests import it
 too: so these run in a process of their own, which `test_in_the_interpreter` starts on this file.

@@ -2,11 +2,11 @@
 
 | test | catches |
 | --- | --- |
-| equals stable sort on every hostile kind | ties taken at random, NaN on top, -inf selected |
-| windows and their relative output | absolute indices, inverted windows, masked head of a row |
+| equals stable sort on every hostile kind (T04, T07) | ties taken at random, NaN on top, -inf selected |
+| windows and their relative output (T06, T07) | absolute indices, inverted windows, masked head of a row |
 | slots | page arithmetic, -1 turned into a slot |
-| row alone equals row in batch, repeats equal | a result that depends on its neighbours |
-| score and select equals the two steps, in pieces | a piece that loses its window |
+| row alone equals row in batch, repeats equal (T41) | a result that depends on its neighbours |
+| score and select equals the two steps, in pieces (T29) | a piece that loses its window |
 | properties, any input (hypothesis) | whatever the listed kinds miss |
 | k = 0, empty rows, refusals | launches over nothing |
 """

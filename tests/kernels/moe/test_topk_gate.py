@@ -4,7 +4,7 @@
 | --- | --- |
 | equals loop | softmax for sigmoid, wrong normalisation |
 | bias moves the choice, never the weight | a biased weight |
-| weights sum to the factor once | scaling applied twice or never |
+| weights sum to the factor once (T37) | scaling applied twice or never |
 | ties go to the lower expert | an order that varies by device |
 """
 
