@@ -12,6 +12,9 @@ from typing import Literal
 
 IndexerType = Literal["full", "shared"]
 
+FP8_BLOCK = 128
+"""Side of one block of the released FP8 checkpoints' weight scales."""
+
 MODEL_TYPE = "glm_moe_dsa"
 ARCHITECTURES = ("GlmMoeDsaForCausalLM", "GlmMoeDsaForCausalLMNextN")
 
@@ -100,6 +103,11 @@ class _Fields:
         if not isinstance(value, bool):
             raise _refuse(name, value, "true or false", f"correct {name} in config.json")
         return value
+
+
+def is_glm_moe_dsa(architectures: Sequence[str] | None) -> bool:
+    """Whether the `architectures` of a config.json name a model of this package."""
+    return any(name in ARCHITECTURES for name in architectures or ())
 
 
 def resolve_indexer_types(config: object) -> tuple[IndexerType, ...]:

@@ -10,20 +10,22 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
+from glm_kernels.attention.sparse_mla_sm90 import MAX_ROWS as MAX_TILE_ROWS
+from glm_kernels.attention.union_slots import MAX_TOKENS as MAX_SHARED_TOKENS
+from glm_kernels.cache.layout import PAGE_SIZE
+from glm_kernels.indexer.paged_mqa_logits_sm90 import MAX_NEXT_N
+from glm_kernels.indexer.paged_mqa_logits_sm90 import NUM_HEADS as INDEX_HEADS
+from glm_kernels.indexer.topk_indices_sm90 import MAX_TOPK as MAX_INDEX_TOPK
+
 Phase = Literal["decode", "verify", "prefill"]
 #: "stock" is whatever SGLang would run; "glm_sparse" gathers for each row; "glm_verify" gathers the
 #: union of a request's rows once.
 Form = Literal["stock", "glm_sparse", "glm_verify"]
 
-#: Compute capability that the kernels are built for, and the page size that they address.
+#: Compute capability that the measured kernels are built for.
 CAPABILITY = (9, 0)
-PAGE_SIZE = 64
-#: Query rows of one tile: heads of a token, or of the tokens that share a gather.
-MAX_TILE_ROWS = 64
-#: Index heads and tokens a request that the scoring kernel is written for.
-INDEX_HEADS = (16, 32, 64)
-MAX_NEXT_N = 8
-MAX_INDEX_TOPK = 4096
+#: Fewest requests for which the plan of a shared gather costs less than the gather saves.
+MIN_SHARED_REQUESTS = 16
 
 FP8, BF16 = "float8_e4m3fn", "bfloat16"
 
@@ -76,7 +78,6 @@ class _Measured:
     rows: tuple[int, int]
     ratio: str
     min_requests: int = 1
-    shares_tile: bool = False
 
     def covers(self, work: AttentionWork) -> bool:
         return (
@@ -86,14 +87,13 @@ class _Measured:
             and work.num_heads <= self.max_heads
             and self.rows[0] <= work.rows <= self.rows[1]
             and work.batch_size >= self.min_requests
-            and not (self.shares_tile and work.num_heads * work.next_n > MAX_TILE_ROWS)
+            and (self.form != "glm_verify" or fits_shared_gather(work.num_heads, work.next_n))
         )
 
 
 #: First match wins. `ratio` is our time over the peer's, on one H200.
 _MEASURED: tuple[_Measured, ...] = (
-    # 8 heads, 32 requests of 6: 0.36, and a plan of 60 us that the layers of a selection share. With
-    # fewer requests the plan costs more than the gather saves.
+    # 8 heads, 32 requests of 6: 0.36, and a plan of 60 us that the layers of a selection share.
     _Measured(
         form="glm_verify",
         phases=("verify",),
@@ -101,8 +101,7 @@ _MEASURED: tuple[_Measured, ...] = (
         peer="flashmla_kv",
         max_heads=32,
         rows=(1, 4096),
-        min_requests=16,
-        shares_tile=True,
+        min_requests=MIN_SHARED_REQUESTS,
         ratio="0.36 beside a plan shared by layers, 8 heads, 32 x 6",
     ),
     # FlashMLA pads eight heads to 64.
@@ -166,11 +165,15 @@ def named_form(work: AttentionWork) -> Form:
     """The form behind the flag value "glm_sparse": ours always, with one gather where it fits."""
     shared = (
         work.phase == "verify"
-        and 1 < work.next_n <= MAX_NEXT_N
-        and work.num_heads * work.next_n <= MAX_TILE_ROWS
-        and work.batch_size >= 16
+        and work.batch_size >= MIN_SHARED_REQUESTS
+        and fits_shared_gather(work.num_heads, work.next_n)
     )
     return "glm_verify" if shared else "glm_sparse"
+
+
+def fits_shared_gather(num_heads: int, next_n: int) -> bool:
+    """Whether a request's `next_n` rows can attend from one gather: one tile holds all their heads."""
+    return 1 < next_n <= MAX_SHARED_TOKENS and num_heads * next_n <= MAX_TILE_ROWS
 
 
 def wins_anywhere(*, num_heads: int, kv_dtype: str, peer: str, capability: tuple[int, int]) -> bool:

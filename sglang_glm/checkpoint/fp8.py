@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_glm.checkpoint.spec import FP8_BLOCK
+from sglang_glm.config import FP8_BLOCK
 
 if TYPE_CHECKING:
     from sglang_glm.checkpoint.spec import CheckpointSpec

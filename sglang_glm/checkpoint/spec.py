@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-IndexerType = Literal["full", "shared"]
-
-FP8_BLOCK = 128
-"""Side of one block of the released FP8 checkpoints' weight scales."""
+    from sglang_glm.config import IndexerType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sglang_glm.planning.flags import DEEPEP_MAX_TOKENS_VARIABLE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The variable that sizes the buffers, and the most that the kernels take.
-CAPACITY = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
+#: The most that the kernels take.
 MAX_CAPACITY = 1024
 
 
@@ -57,7 +58,9 @@ def check_budget(view: Any, capacity: int) -> None:
     if view.moe_a2a_backend != "deepep" or view.deepep_mode == "normal":
         return
     if capacity > MAX_CAPACITY:
-        raise ValueError(f"{CAPACITY}={capacity}: DeepEP takes at most {MAX_CAPACITY}")
+        raise ValueError(
+            f"{DEEPEP_MAX_TOKENS_VARIABLE}={capacity}: DeepEP takes at most {MAX_CAPACITY}"
+        )
     if view.disaggregation_mode == "prefill":
         return
     rows = decode_rows_per_rank(view)
@@ -68,6 +71,6 @@ def check_budget(view: Any, capacity: int) -> None:
         )
     if rows > capacity:
         raise ValueError(
-            f"{CAPACITY} is {capacity}, and a decode step dispatches up to {rows} rows a rank; "
+            f"{DEEPEP_MAX_TOKENS_VARIABLE} is {capacity}, and a decode step dispatches up to {rows} rows a rank; "
             f"set it to {rows} or lower --max-running-requests"
         )

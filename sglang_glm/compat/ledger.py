@@ -69,7 +69,7 @@ SEAMS: tuple[Seam, ...] = (
         kind="around",
         scope="everywhere",
         implementation="sglang_glm.compat.moe_a2a:create_moe_dispatcher",
-        why="a chain of names without registry",
+        why="a chain of names without registry: another backend's name raises at the first MoE layer",
         remove_when="SGLang registers all-to-all backends by name",
     ),
     _resolution_hook(
@@ -179,36 +179,28 @@ SEAMS: tuple[Seam, ...] = (
         why="NIXL is told that every cache is device memory, and Mooncake's page numbers wait for a CUDA event",
         remove_when="SGLang tells a transfer backend which memory a pool is in",
     ),
-    Seam(
-        target="sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.arg_groups:dsa_kv_cache_dtype_default",
-        why="forces BF16 or FP8 by CUDA capability and refuses FP32; it is no overridable step",
+    _replacement(
+        "sglang.srt.arg_groups.overrides._dsa_kv_cache_dtype_default",
+        f"{_HOST}.arg_groups:dsa_kv_cache_dtype_default",
+        why="it forces BF16 or FP8 by CUDA capability and refuses FP32; it is no overridable step",
         remove_when="SGLang lets a platform choose DSA's KV dtype",
     ),
-    Seam(
-        target="sglang.srt.arg_groups.overrides._dsa_split_backend_resolution",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.arg_groups:dsa_split_backend_resolution",
-        why="picks CUDA backends by capability; it is no overridable step",
+    _replacement(
+        "sglang.srt.arg_groups.overrides._dsa_split_backend_resolution",
+        f"{_HOST}.arg_groups:dsa_split_backend_resolution",
+        why="it picks CUDA backends by capability; it is no overridable step",
         remove_when="SGLang lets a platform choose DSA backends",
     ),
-    Seam(
-        target="sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.rotary_embedding:get_rope_wrapper",
+    _replacement(
+        "sglang.srt.layers.rotary_embedding.factory.get_rope_wrapper",
+        f"{_HOST}.rotary_embedding:get_rope_wrapper",
         why="on device 'cpu' it builds a module that needs AMX kernels",
         remove_when="get_rope_wrapper asks the platform",
     ),
-    Seam(
-        target="sglang.srt.distributed.bootstrap._init_cpu_threads_env",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.bootstrap:init_cpu_threads_env",
-        why="needs AMX or ARM kernels that the PyPI wheel lacks; without them each rank starts a thread for every core",
+    _replacement(
+        "sglang.srt.distributed.bootstrap._init_cpu_threads_env",
+        f"{_HOST}.bootstrap:init_cpu_threads_env",
+        why="it needs AMX or ARM kernels that the PyPI wheel lacks; without them each rank starts a thread for every core",
         remove_when="SGLang sets the thread count of its ranks with torch",
     ),
     Seam(
@@ -236,36 +228,28 @@ SEAMS: tuple[Seam, ...] = (
         why="prefill context parallelism asks CUDA for its current stream, in the middle of its functions",
         remove_when="the stream is asked for where it is used",
     ),
-    Seam(
-        target="sglang.srt.distributed.parallel_state.inplace_all_reduce",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.parallel_state:inplace_all_reduce",
+    _replacement(
+        "sglang.srt.distributed.parallel_state.inplace_all_reduce",
+        f"{_HOST}.parallel_state:inplace_all_reduce",
         why="a custom operator without a CPU form; integer rows are gathered through it",
         remove_when="SGLang registers it for CPU tensors",
     ),
-    Seam(
-        target="sglang.srt.distributed.parallel_state.GroupCoordinator.all_to_all_single",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.parallel_state:all_to_all_single",
+    _replacement(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.all_to_all_single",
+        f"{_HOST}.parallel_state:all_to_all_single",
         why="a custom operator without a CPU form",
         remove_when="SGLang registers it for CPU tensors",
     ),
-    Seam(
-        target="sglang.srt.distributed.parallel_state.GroupCoordinator.all_gatherv",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.parallel_state:all_gatherv",
-        why="calls PyNccl by name",
+    _replacement(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.all_gatherv",
+        f"{_HOST}.parallel_state:all_gatherv",
+        why="it calls PyNccl, which needs CUDA, by name",
         remove_when="SGLang gathers variable lengths over torch.distributed",
     ),
-    Seam(
-        target="sglang.srt.distributed.parallel_state.GroupCoordinator.reduce_scatterv",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.parallel_state:reduce_scatterv",
-        why="calls PyNccl by name",
+    _replacement(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator.reduce_scatterv",
+        f"{_HOST}.parallel_state:reduce_scatterv",
+        why="it calls PyNccl, which needs CUDA, by name",
         remove_when="SGLang scatters variable lengths over torch.distributed",
     ),
     Seam(
@@ -301,19 +285,15 @@ SEAMS: tuple[Seam, ...] = (
         why="idle attention-DP ranks spin on the cores that busy ranks compute with",
         remove_when="--sleep-on-idle serves attention DP",
     ),
-    Seam(
-        target="sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
-        kind="replace",
-        scope="host",
-        implementation=f"{_HOST}.data_parallel_controller:event_loop",
-        why="polls without waiting: one core is lost to it; the loop has no part that could be hooked",
+    _replacement(
+        "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
+        f"{_HOST}.data_parallel_controller:event_loop",
+        why="it polls without waiting: one core is lost to it; the loop has no part that could be hooked",
         remove_when="the controller waits for its socket",
     ),
-    Seam(
-        target="sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend",
-        kind="replace",
-        scope="host",
-        implementation="sglang_glm.attention.host_backend:GlmDsaHostAttnBackend",
+    _replacement(
+        "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend",
+        "sglang_glm.attention.host_backend:GlmDsaHostAttnBackend",
         why="every form of the stock backend is a CUDA kernel; a new backend name would have to be "
         "added to five more tables",
         remove_when="SGLang's DSA forms can be registered one by one",
@@ -323,7 +303,7 @@ SEAMS: tuple[Seam, ...] = (
         kind="oot_forward",
         scope="host",
         implementation=f"{_HOST}.fused_ops:register_indexer",
-        why="the stock indexer calls DeepGEMM",
+        why="the stock indexer calls DeepGEMM, which needs CUDA",
         remove_when="never: this is SGLang's way to bring a forward",
         probe=probes.check_indexer,
     ),

@@ -2,8 +2,9 @@
 
 import os
 
+from sglang_glm.config import ARCHITECTURES
+
 PACKAGE = "sglang_glm.models"
-ARCHITECTURES = ("GlmMoeDsaForCausalLM", "GlmMoeDsaForCausalLMNextN")
 
 
 def select_model_package() -> None:

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from sglang_glm.attention import cuda_choice, registry
 from sglang_glm.compat.topology_refusals import check_topology
-from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
+from sglang_glm.config import GlmDsaConfig, is_glm_moe_dsa
 from sglang_glm.platform import has_accelerator, has_cuda
 
 #: What `--kv-cache-dtype` stores, by torch's names; None follows the model.
@@ -37,8 +37,7 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
         ValueError: names the field or the flag, and what to do.
     """
     view = resolving_view(server_args)
-    architectures = model_config_of(view).hf_config.architectures or []
-    if any(name in ARCHITECTURES for name in architectures):
+    if is_glm_moe_dsa(model_config_of(view).hf_config.architectures):
         facts = check_config(view)
         check_topology(view, facts)
         check_flags(view)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 from sglang.srt.environ import envs
 
-from sglang_glm.config import ARCHITECTURES
+from sglang_glm.config import is_glm_moe_dsa
 from sglang_glm.parallel.plan import ParallelPlan
 from sglang_glm.parallel.stages import PARTITION_VARIABLE, stage_layers
 from sglang_glm.planning.layout import ParallelLayout
@@ -104,8 +104,7 @@ def refuse_unread_stripes(server_args: Any, previous: Callable[[Any], None]) -> 
     """
     previous(server_args)
     view = resolved_view(server_args)
-    architectures = model_config_of(view).hf_config.architectures or []
-    if any(name in ARCHITECTURES for name in architectures):
+    if is_glm_moe_dsa(model_config_of(view).hf_config.architectures):
         check_stripe_backends(view)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from sglang_glm import envs
+from sglang_glm.diagnosis.environment import sglang_requirement
 from sglang_glm.diagnosis.findings import Finding
 
 
@@ -30,7 +31,7 @@ def check_seams() -> Iterator[Finding]:
             name="plugin",
             state="failed",
             detail=str(stop),
-            remedy="pip install 'sglang>=0.5.23,<0.5.24'",
+            remedy=f"pip install '{sglang_requirement()}'",
         )
     scopes = active_scopes()
     for seam in SEAMS:

@@ -15,7 +15,7 @@ def select_verify_rows(
     weights: torch.Tensor,
     index_cache: torch.Tensor,
     cache_seqlens: torch.Tensor,
-    page_table: torch.Tensor,
+    block_table: torch.Tensor,
     topk: int,
     *,
     return_slots: bool,
@@ -27,7 +27,7 @@ def select_verify_rows(
         weights: `[batch_size * next_n, index_heads]` fp32.
         index_cache: `[num_pages, 8448]` uint8.
         cache_seqlens: `[batch_size]` int32, cached length with the new rows.
-        page_table: `[batch_size * next_n, pages]` int32: SGLang repeats a request's table for each
+        block_table: `[batch_size * next_n, pages]` int32: SGLang repeats a request's table for each
             of its rows. One of the copies is read.
         topk: Entries a row.
         return_slots: Physical slots instead of request-local positions.
@@ -37,7 +37,7 @@ def select_verify_rows(
     """
     batch_size = cache_seqlens.shape[0]
     next_n = q.shape[0] // batch_size
-    tables = page_table.unflatten(0, (batch_size, next_n))[:, 0]
+    tables = block_table.unflatten(0, (batch_size, next_n))[:, 0]
     if tables.stride(1) != 1:
         tables = tables.contiguous()
     return paged_mqa_topk(

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from glm_kernels.cache.layout import MLA_GROUP, PAGE_SIZE
+
 if TYPE_CHECKING:
     from sglang_glm.config import GlmDsaConfig
     from sglang_glm.planning.layout import ParallelLayout
 
 KvDtype = Literal["fp8_packed", "bf16", "fp8_plain"]
 KV_DTYPES: tuple[KvDtype, ...] = ("fp8_packed", "bf16", "fp8_plain")
-
-PAGE_SIZE_TOKENS = 64
-_LATENT_SCALE_BLOCK = 128
 
 
 def latent_row_bytes(config: GlmDsaConfig, kv_dtype: KvDtype) -> int:
@@ -33,7 +32,7 @@ def latent_row_bytes(config: GlmDsaConfig, kv_dtype: KvDtype) -> int:
     if kv_dtype == "fp8_plain":
         return config.latent_dim
     if kv_dtype == "fp8_packed":
-        scales = config.kv_lora_rank // _LATENT_SCALE_BLOCK
+        scales = config.kv_lora_rank // MLA_GROUP
         return config.kv_lora_rank + 4 * scales + 2 * config.qk_rope_head_dim
     raise ValueError(f"plan: kv_dtype is {kv_dtype!r}, expected one of {KV_DTYPES}")
 
@@ -45,7 +44,7 @@ def index_key_bytes(config: GlmDsaConfig) -> int:
 
 def index_page_bytes(config: GlmDsaConfig) -> int:
     """Bytes of an index page of 64 tokens: all keys, then all scales (8448 B for GLM)."""
-    return PAGE_SIZE_TOKENS * index_key_bytes(config)
+    return PAGE_SIZE * index_key_bytes(config)
 
 
 def latent_elements_per_token(config: GlmDsaConfig) -> int:

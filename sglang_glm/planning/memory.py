@@ -123,7 +123,7 @@ class MemoryPlan:
         Returns:
             Whole requests, each in whole pages of 64 tokens and within one attention group.
         """
-        page = kv_cache.PAGE_SIZE_TOKENS
+        page = kv_cache.PAGE_SIZE
         per_request = math.ceil((context_tokens + overhang_tokens) / page) * page
         return self.tokens_per_group // per_request * self.num_groups
 
@@ -150,7 +150,7 @@ def plan_memory(
     pool = available - sum(by_group.values()) - absorbed - sum(parts.values())
     per_token = kv_cache.kv_bytes_per_token_per_gpu(config, layout, kv_dtype, with_mtp=with_mtp)
     # Page 0 is reserved for padded rows.
-    page_bytes = kv_cache.PAGE_SIZE_TOKENS * per_token
+    page_bytes = kv_cache.PAGE_SIZE * per_token
     pages = math.floor(pool / page_bytes) - 1
     if pages < 1:
         needed = sum(by_group.values()) + absorbed
@@ -168,7 +168,7 @@ def plan_memory(
         reserve=parts,
         kv_pool_bytes=pool,
         kv_bytes_per_token=per_token,
-        tokens_per_group=pages * kv_cache.PAGE_SIZE_TOKENS,
+        tokens_per_group=pages * kv_cache.PAGE_SIZE,
         num_groups=layout.attn_dp_size,
         mem_fraction_static=math.floor(1000 * (1 - sum(parts.values()) / available)) / 1000,
     )

@@ -65,11 +65,6 @@ class Phase:
         """Matrix arithmetic of one pass on one GPU."""
         return sum(term.flops for term in self.terms)
 
-    @property
-    def link_message_bytes(self) -> float:
-        """Payload of all collectives of one pass over the replica."""
-        return sum(item.total_message_bytes for item in self.collectives)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from sglang_glm.config import FP8_BLOCK
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -47,7 +49,6 @@ Precision = Literal["bf16", "fp8"]
 Storage = Literal["quantisable", "bf16", "fp32"]
 SplitDim = Literal["none", "rows", "columns"]
 
-FP8_BLOCK_SIZE = 128
 _VOCAB_PADDING = 64
 _BYTES_BF16 = 2
 _BYTES_FP32 = 4
@@ -91,8 +92,8 @@ def checkpoint_precision(config: GlmDsaConfig) -> Precision:
     if config.quant_method is None:
         return "bf16"
     if config.quant_method == "fp8" and config.weight_block_size == (
-        FP8_BLOCK_SIZE,
-        FP8_BLOCK_SIZE,
+        FP8_BLOCK,
+        FP8_BLOCK,
     ):
         return "fp8"
     raise ValueError(
@@ -281,7 +282,7 @@ def weight_bytes(weight: Weight, precision: Precision) -> int:
         return weight.num_parameters * _BYTES_FP32
     if weight.storage == "bf16" or precision == "bf16":
         return weight.num_parameters * _BYTES_BF16
-    blocks = math.ceil(weight.rows / FP8_BLOCK_SIZE) * math.ceil(weight.columns / FP8_BLOCK_SIZE)
+    blocks = math.ceil(weight.rows / FP8_BLOCK) * math.ceil(weight.columns / FP8_BLOCK)
     return weight.num_parameters + weight.copies * blocks * _BYTES_FP32
 
 
@@ -358,10 +359,10 @@ def check_fp8_blocks(config: GlmDsaConfig, layout: ParallelLayout) -> None:
             ("rows", whole.rows, local.rows),
             ("columns", whole.columns, local.columns),
         ):
-            if part != size and part % FP8_BLOCK_SIZE:
+            if part != size and part % FP8_BLOCK:
                 raise ValueError(
                     f"plan: {weight.name} has {part} of {size} {dim} on a GPU, expected a multiple "
-                    f"of the FP8 block of {FP8_BLOCK_SIZE}; use a smaller TP (larger ep_size for "
+                    f"of the FP8 block of {FP8_BLOCK}; use a smaller TP (larger ep_size for "
                     "experts, larger attn_dp_size for attention)"
                 )
 

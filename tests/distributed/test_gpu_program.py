@@ -3,6 +3,7 @@
 test_exchange       the portable exchange passes its own checks; the references see an error planted in it
 test_index_scan     the divided scan selects as the whole one, with our paged kernels' torch forms
 test_rows           rows hold what the table prints, beside the planner's figures
+test_fp8_rows       the program's own quantisation of DeepEP's input, within e4m3's step
 """
 
 from __future__ import annotations

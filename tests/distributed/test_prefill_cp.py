@@ -12,7 +12,7 @@ import torch
 
 from sglang_glm.attention.metadata import BatchRows, RequestRows, take_turns
 from tests.support.checkpoints import checkpoint
-from tests.support.parity import reference
+from tests.support.parity import check_steps
 from tests.support.ranks import run_ranks
 
 MODEL = checkpoint("--mtp", "--index-topk", "16")
@@ -43,14 +43,8 @@ def ranks() -> list[list[torch.Tensor]]:
 
 
 def test_logits(ranks: list[list[torch.Tensor]]) -> None:
-    for rank in ranks:
-        steps = [step.log_softmax(-1) for step in rank]
-        for request, ids in enumerate(prompts()):
-            said = [int(step[request].argmax()) for step in steps]
-            expected = reference(MODEL).run([*ids, *said[:-1]])
-            assert expected.first_near_tie() is None
-            got = torch.stack([step[request] for step in steps])
-            torch.testing.assert_close(got, expected.logprobs[len(ids) - 1 :], atol=1e-5, rtol=0)
+    for steps in ranks:
+        check_steps(MODEL, prompts(), steps)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

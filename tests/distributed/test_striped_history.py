@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import checkpoint
-from tests.support.parity import reference
+from tests.support.parity import check_steps
 from tests.support.ranks import run_ranks
 
 MODEL = checkpoint("--mtp", "--index-topk", "16")
@@ -50,13 +50,7 @@ def ranks() -> list[dict]:
 
 
 def test_logits(ranks: list[dict]) -> None:
-    steps = [step.log_softmax(-1) for step in ranks[0]["logits"]]
-    for request, ids in enumerate(prompts()):
-        said = [int(step[request].argmax()) for step in steps]
-        expected = reference(MODEL).run([*ids, *said[:-1]])
-        assert expected.first_near_tie() is None
-        got = torch.stack([step[request] for step in steps])
-        torch.testing.assert_close(got, expected.logprobs[len(ids) - 1 :], atol=1e-5, rtol=0)
+    check_steps(MODEL, prompts(), ranks[0]["logits"])
 
 
 def test_ranks_agree(ranks: list[dict]) -> None:

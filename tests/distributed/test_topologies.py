@@ -28,11 +28,9 @@ from tests.support.checkpoints import checkpoint
 from tests.support.mtp_checkpoints import aligned
 from tests.support.mtp_simulation import simulate
 from tests.support.mtp_traffic import WAVE, accept_histogram, together
-from tests.support.parity import compare, compare_all, prompt
+from tests.support.parity import check, compare, compare_all, prompt
 from tests.support.server import Server, ServerSpec
 
-MAX_DIFF = 1e-5
-MAX_EXCUSED = 0.02
 MODEL = checkpoint("--mtp", "--index-topk", "16")
 #: Most of its drafts are accepted.
 DRAFTED = aligned(16)
@@ -100,10 +98,6 @@ def topologies(*names: str) -> pytest.MarkDecorator:
 
 pytestmark = pytest.mark.server
 on_dp = topologies(*(name for name in TOPOLOGIES if "dp2" in name))
-
-
-def check(comparison) -> None:
-    assert comparison.failures(max_diff=MAX_DIFF, max_excused_fraction=MAX_EXCUSED) == []
 
 
 @topologies()

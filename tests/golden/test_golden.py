@@ -9,40 +9,23 @@ test_comparison_can_fail       a wrong log-probability, token or NaN does not pa
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from sglang_glm.checkpoint.writer import read_manifest, write_checkpoint
-from sglang_glm.verification.compare import ServerLogprobs
 from sglang_glm.verification.golden import TOP, GoldenEntry, compare_golden, load_entry
+from tests.golden import make_golden
+from tests.support.golden import right_answer
 
 HERE = Path(__file__).parent
-
-_spec = importlib.util.spec_from_file_location("make_golden", HERE / "make_golden.py")
-assert _spec is not None and _spec.loader is not None
-make_golden = importlib.util.module_from_spec(_spec)
-sys.modules["make_golden"] = make_golden
-_spec.loader.exec_module(make_golden)
 
 NAMES = sorted(make_golden.RECIPES)
 
 
 def entry_of(name: str) -> GoldenEntry:
     return load_entry(HERE / f"{name}.safetensors")
-
-
-def perfect_server(entry: GoldenEntry) -> ServerLogprobs:
-    return ServerLogprobs(
-        rows=entry.rows,
-        token_ids=entry.token_ids[entry.rows + 1],
-        token_logprobs=entry.token_logprobs.clone(),
-        top_ids=entry.top_ids.long(),
-        top_logprobs=entry.top_logprobs.clone(),
-    )
 
 
 def test_entries_are_complete() -> None:
@@ -85,14 +68,14 @@ def test_regenerates(name: str, bound: float, tmp_path: Path) -> None:
     prompt = stored.token_ids[: stored.prompt_length].tolist()
     made = make_golden.compute(name, oracle, weights_sha256, prompt)
     assert made is not None, "the run is no longer decided"
-    comparison = compare_golden(perfect_server(made), stored)
+    comparison = compare_golden(right_answer(made), stored)
     assert comparison.compared == len(stored.rows)
     assert comparison.failures(max_diff=bound, max_excused_fraction=0.0) == []
 
 
 def test_comparison_can_fail() -> None:
     entry = entry_of("topk8_len200")
-    good = perfect_server(entry)
+    good = right_answer(entry)
     assert compare_golden(good, entry).failures(max_diff=0.0, max_excused_fraction=0.0) == []
 
     some = torch.arange(100, 120)
@@ -107,11 +90,11 @@ def test_comparison_can_fail() -> None:
         ("token_logprobs", (7,), float("nan")),
         ("top_logprobs", (7, 0), float("nan")),
     ):
-        bad = perfect_server(entry)
+        bad = right_answer(entry)
         getattr(bad, field)[at] += value
         assert compare_golden(bad, entry).failures(max_diff=1e-5, max_excused_fraction=0.0)
 
-    bad = perfect_server(entry)
+    bad = right_answer(entry)
     bad.token_ids[30] += 1
     with pytest.raises(ValueError, match="token 31 is"):
         compare_golden(bad, entry)

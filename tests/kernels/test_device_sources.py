@@ -1,4 +1,4 @@
-"""Device sources compile for sm_90a without a GPU, and without spilling accumulators.
+"""Device sources compile for sm_90a without a GPU.
 
 | test | catches |
 | --- | --- |

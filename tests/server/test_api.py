@@ -1,6 +1,6 @@
 """What a user of the HTTP endpoints does, and what is left in the pool afterwards.
 
-test_chat / test_streaming      plain answers; the stream says what the whole answer says
+test_chat, test_streaming       plain answers; the stream says what the whole answer says
 test_tool_call                  a tool call in GLM's format comes back as `tool_calls`
 test_reasoning                  thinking on and off
 test_anthropic                  /v1/messages

@@ -13,7 +13,7 @@ import torch
 from sglang_glm.verification.compare import merge_comparisons, parse_generate
 from sglang_glm.verification.formats import CacheFormats
 from sglang_glm.verification.oracle import Oracle
-from tests.support.parity import clean_prompt, compare, reference, stable_prompt
+from tests.support.parity import check, clean_prompt, compare, reference, stable_prompt
 from tests.support.server import Server
 from tests.support.specs import BF16_8, FP8_CACHE_8, FP8_WEIGHTS_8
 
@@ -47,7 +47,7 @@ def test_fp8_cache(server: Server) -> None:
         compare(server, answer, ids, FP8_CACHES)
         for answer, ids in zip(server.generate(prompts), prompts, strict=True)
     )
-    assert total.failures(max_diff=2e-3, max_excused_fraction=0.02) == []
+    check(total, max_diff=2e-3)
 
 
 @pytest.mark.parametrize("server", [FP8_WEIGHTS_8], indirect=True, ids=["fp8_weights"])
@@ -57,4 +57,4 @@ def test_fp8_weights(server: Server) -> None:
         compare(server, answer, ids)
         for answer, ids in zip(server.generate(prompts), prompts, strict=True)
     )
-    assert total.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+    check(total)

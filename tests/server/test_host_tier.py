@@ -1,4 +1,4 @@
-"""The host tier: what was evicted and comes back is what was there (known faults T08, T12, T33).
+"""The host tier: what was evicted and comes back is what was there (T08, T12, T33).
 
 test_reload             prompts evicted and read again: log-probabilities are transformers', as on a cold run
 test_reload_at_edges    reloaded prefixes at page edges -1/0/+1 and around index_topk
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.mtp_checkpoints import aligned
 from tests.support.mtp_traffic import accept_histogram, draft_args
-from tests.support.parity import clean_prompt, compare, prompt
+from tests.support.parity import check, clean_prompt, compare, prompt
 from tests.support.server import Server, ServerSpec
 from tests.support.specs import TRUTH_8
 
@@ -72,8 +72,7 @@ def test_reload(server: Server) -> None:
     for ids, first in zip(prompts, cold, strict=True):
         again = reload(server, ids, len(ids) - 1, max_new_tokens=24)
         assert again["output_ids"] == first["output_ids"]
-        result = compare(server, again, ids)
-        assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+        check(compare(server, again, ids))
     server.wait_idle()
 
 
@@ -84,8 +83,7 @@ def test_reload_at_edges(server: Server, shared: int) -> None:
     second = first[:shared] + prompt(server, 50, seed=32)
     server.generate(first)
     answer = reload(server, second, shared, max_new_tokens=16)
-    result = compare(server, answer, second)
-    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+    check(compare(server, answer, second))
     server.wait_idle()
 
 

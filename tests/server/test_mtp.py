@@ -2,13 +2,18 @@
 
 One server with drafts answers what a server without drafts and transformers answered
 (`tests/golden/mtp_topk16.json`; `test_mtp_matrix.py` asks both again). Then its weights are exchanged
-for some whose drafts are right by script: T15 and T17 of the known faults, T33 and T44 on the way.
+for some whose drafts are right by script (T15, T17, T33, T44).
 
 test_answers_are_the_same        texts, stops, grammars, chat, a crowd, full contexts
-test_the_drafts_accepted_...     round by round as transformers: a worse draft shows in no text
+test_the_drafts_accepted_*       round by round as transformers: a worse draft shows in no text
+test_logprobs_*                  of prompt and answer, rejected drafts between them
+test_grammars_*                  constrained answers parse
+test_a_pool_too_small_*          retraction in the middle of a round
+test_a_chat_*                    the prefix cache, which stores pairs of tokens here
 test_scripted_accepts            every accept length, in a batch that shrinks
-test_pages_return_at_boundaries  finish by length and by stop around a page's end
+test_pages_return_*              finish by length and by stop around a page's end; abort, disconnect
 test_metrics                     accept length, rounds and draft time
+test_the_weights_*               the first weights, loaded again, answer as at first
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ test_text_and_accepts             steps 1 to 5, within and beyond index_topk, as
 test_scripted_accepts             steps 1 to 5, every accept length that they allow (T15)
 test_crossing_2048                the released index_topk is crossed by verify and draft steps
 test_accepts_without_sharing      index sharing off
-test_an_embedding_and_a_head_...  an MTP layer with its own
-test_a_perfect_draft_beyond_...   selections that hold the drafts before a step
+test_an_embedding_and_a_head_*    an MTP layer with its own
+test_a_perfect_draft_beyond_*     selections that hold the drafts before a step
 test_narrow_formats               FP8 rows and pages, and BF16: as without drafts up to a proven near-tie
 test_adaptive                     --speculative-adaptive changes the steps, not the text
-test_sampled_output_...           chi-square of output positions 1 to 7
+test_sampled_output_*             chi-square of output positions 1 to 7
 """
 
 from __future__ import annotations

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from tests.support.checkpoints import checkpoint
-from tests.support.parity import clean_prompt, compare, reference
+from tests.support.parity import check, clean_prompt, compare, reference
 from tests.support.server import Server, ServerSpec
 from tests.support.specs import SELECTIONS, TRUTH, TRUTH_8
-
-MAX_DIFF = 1e-5
 
 
 def _spec(*shape: str) -> ServerSpec:
@@ -65,7 +63,7 @@ def test_same_sets(server: Server, length: int) -> None:
         # A shared layer uses, and returns, the selection of the last full layer before it.
         want = run.selections.get(layer, want)
         assert torch.equal(got[:compared, layer], want[:compared]), f"layer {layer}"
-    assert not compare(server, answer, ids).failures(max_diff=MAX_DIFF, max_excused_fraction=0.02)
+    check(compare(server, answer, ids))
 
 
 @pytest.mark.parametrize("server", [TRUTH_8], indirect=True)

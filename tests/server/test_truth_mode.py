@@ -9,13 +9,9 @@ test_repeatable         the same prompt alone and inside batches gives the same 
 
 import pytest
 
-from tests.support.parity import clean_prompt, compare, compare_all, prompt
+from tests.support.parity import check, clean_prompt, compare, compare_all, prompt
 from tests.support.server import Server
 from tests.support.specs import TRUTH_8, TRUTH_64
-
-#: A published bound of the project: FP32 rounding over eight layers.
-MAX_DIFF = 1e-5
-MAX_EXCUSED = 0.02
 
 SERVERS = {8: TRUTH_8, 64: TRUTH_64}
 
@@ -26,10 +22,6 @@ each_topk = pytest.mark.parametrize(
 
 def index_topk(server: Server) -> int:
     return next(topk for topk, spec in SERVERS.items() if spec == server.spec)
-
-
-def check(comparison) -> None:
-    assert comparison.failures(max_diff=MAX_DIFF, max_excused_fraction=MAX_EXCUSED) == []
 
 
 @each_topk

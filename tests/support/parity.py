@@ -6,6 +6,8 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from sglang_glm.verification.compare import (
     Comparison,
     compare_logprobs,
@@ -19,6 +21,10 @@ from sglang_glm.verification.reference_cache import ReferenceCache
 if TYPE_CHECKING:
     from sglang_glm.verification.formats import CacheFormats
     from tests.support.server import Server
+
+#: The published bound of truth mode, FP32 rounding over eight layers, and the share of rows behind a
+#: near-tie that a test may leave out.
+MAX_DIFF, MAX_EXCUSED = 1e-5, 0.02
 
 CACHE = Path(__file__).parents[2] / ".cache" / "tests" / "oracle"
 
@@ -75,3 +81,26 @@ def compare_all(
     return merge_comparisons(
         compare(server, answer, ids, formats) for answer, ids in zip(answers, prompts, strict=True)
     )
+
+
+def check(comparison: Comparison, max_diff: float = MAX_DIFF) -> None:
+    """Fail with every limit that a comparison breaks."""
+    broken = comparison.failures(max_diff=max_diff, max_excused_fraction=MAX_EXCUSED)
+    assert not broken, "; ".join(broken)
+
+
+def check_steps(model: str, prompts: list[list[int]], steps: list[torch.Tensor]) -> None:
+    """Hold the logits of a prefill and of the decode steps after it against the oracle, within `MAX_DIFF`.
+
+    Args:
+        model: The checkpoint.
+        prompts: One a request; no selection of theirs may be a near-tie.
+        steps: `[requests, vocab]` each; a step is fed the likeliest token of the one before.
+    """
+    logprobs = [step.log_softmax(-1) for step in steps]
+    for request, ids in enumerate(prompts):
+        said = [int(step[request].argmax()) for step in logprobs]
+        expected = reference(model).run([*ids, *said[:-1]])
+        assert expected.first_near_tie() is None
+        got = torch.stack([step[request] for step in logprobs])
+        torch.testing.assert_close(got, expected.logprobs[len(ids) - 1 :], atol=MAX_DIFF, rtol=0)

@@ -6,10 +6,7 @@ pretended in a process of its own: nothing is computed there.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from tests.support.resolve import outcomes
 
 _PROGRAM = """
 import importlib.abc, importlib.machinery, json, os, sys, types
@@ -78,15 +75,4 @@ def resolve_on_h200(cases: list[tuple[dict[str, str], list[str], list[str]]]) ->
         As `resolve`.
     """
     payload = [{"env": env, "argv": argv, "read": read} for env, argv, read in cases]
-    result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        input=json.dumps(payload),
-        env={**os.environ, "SGLANG_GLM_ENABLE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    lines = [line for line in result.stdout.splitlines() if line.startswith("OUTCOMES")]
-    if not lines:
-        raise RuntimeError(f"exit {result.returncode}\n{result.stderr[-3000:]}")
-    return json.loads(lines[0].removeprefix("OUTCOMES"))
+    return outcomes(_PROGRAM, payload, SGLANG_GLM_ENABLE="0")

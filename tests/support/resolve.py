@@ -34,11 +34,15 @@ def resolve(cases: list[tuple[list[str], list[str]]]) -> list[dict]:
     Returns:
         For each `{"resolved": {field: value}}`, `{"refused": "error"}` or `{"rejected": "..."}`.
     """
-    payload = json.dumps([{"argv": argv, "read": read} for argv, read in cases])
+    return outcomes(_PROGRAM, [{"argv": argv, "read": read} for argv, read in cases])
+
+
+def outcomes(program: str, cases: list[dict], **env: str) -> list[dict]:
+    """Run a program that reads `cases` as JSON and prints "OUTCOMES" before its list of answers."""
     result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        input=payload,
-        env=os.environ,
+        [sys.executable, "-c", program],
+        input=json.dumps(cases),
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         timeout=300,

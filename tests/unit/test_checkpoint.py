@@ -31,6 +31,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors import safe_open
+from sglang.srt.entrypoints.openai.protocol import Tool
+from sglang.srt.function_call.glm47_moe_detector import Glm47MoeDetector
+from sglang.srt.parser import template_detection as detection
 from transformers import AutoConfig, AutoTokenizer, GlmMoeDsaForCausalLM
 
 from sglang_glm.checkpoint import random_weights, writer
@@ -439,7 +442,6 @@ def test_template_tools(small: Path) -> None:
 
 
 def test_template_is_detected_by_sglang(small: Path) -> None:
-    detection = pytest.importorskip("sglang.srt.parser.template_detection")
     tokenizer = AutoTokenizer.from_pretrained(small)
     context = detection.TemplateDetectionContext(
         template=tokenizer.chat_template,
@@ -459,10 +461,6 @@ def test_template_is_detected_by_sglang(small: Path) -> None:
 
 
 def test_template_call_is_parsed_by_sglang() -> None:
-    pytest.importorskip("sglang")
-    from sglang.srt.entrypoints.openai.protocol import Tool
-    from sglang.srt.function_call.glm47_moe_detector import Glm47MoeDetector
-
     result = Glm47MoeDetector().detect_and_parse(
         "Let me look." + CALL_TEXT, [Tool(**tool) for tool in TOOLS]
     )

@@ -3,7 +3,6 @@
 Matrix:
 - released values of GLM-5, 5.1, 5.2, 5.3 are accepted as they are, and give the known dimensions
 - the three encodings of full/shared layers agree with each other, and with SGLang and transformers
-  where these are installed
 - every refusal names its field
 - fields that SGLang would default wrongly are reported
 """
@@ -13,8 +12,10 @@ import dataclasses
 import types
 
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from sglang.srt.configs.model_config import dsa_layer_skips_topk
 
 from sglang_glm.config import GlmDsaConfig, fields_to_supply, resolve_indexer_types
 
@@ -309,18 +310,15 @@ SCHEDULES = [
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedule_equals_sglang(schedule):
-    model_config = pytest.importorskip("sglang.srt.configs.model_config")
     config = GLM_5 | {"num_hidden_layers": 12} | schedule
     theirs = [
-        model_config.dsa_layer_skips_topk(types.SimpleNamespace(**config), layer_id)
-        for layer_id in range(12)
+        dsa_layer_skips_topk(types.SimpleNamespace(**config), layer_id) for layer_id in range(12)
     ]
     assert [kind == "shared" for kind in resolve_indexer_types(config)] == theirs
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedule_equals_transformers(schedule):
-    transformers = pytest.importorskip("transformers")
     config = GLM_5 | {"num_hidden_layers": 12} | schedule
     theirs = transformers.GlmMoeDsaConfig(**config)
     assert list(resolve_indexer_types(config)) == theirs.indexer_types
@@ -328,7 +326,6 @@ def test_schedule_equals_transformers(schedule):
 
 
 def test_bare_transformers_config_is_read_with_the_family_values():
-    transformers = pytest.importorskip("transformers")
     bare = transformers.GlmMoeDsaConfig()
     facts = GlmDsaConfig.from_hf(bare)
     assert (facts.num_hidden_layers, facts.mtp_layer_id) == (78, None)

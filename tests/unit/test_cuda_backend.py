@@ -5,7 +5,9 @@ test_one_plan_a_selection   layers that share a selection share the union of its
 test_positions              an unfused selection goes through the page table
 test_padded_rows            rows beyond the selection give zeros
 test_left_to_sglang         batches that ours does not win, dense prefill, HiSparse
+test_decides_for_few_heads  the automatic choice takes ours in decode and verify
 test_draft_steps            a draft step attends to itself and to the drafts before it
+test_selections_left_alone  no draft step, or a selection that drafted slots cannot join
 """
 
 from types import SimpleNamespace
@@ -137,8 +139,23 @@ def test_draft_steps() -> None:
     q = queries(2, 2)
     out = call(made, ForwardMode.DECODE, q, slots, seq_lens=seq_lens, req_pool_indices=requests)
     torch.testing.assert_close(out, reference(made, q, seen))
-    made.use_fused_topk = False
-    batch = SimpleNamespace(seq_lens=seq_lens, req_pool_indices=requests)
-    assert made._see_drafts(slots, batch) is slots  # positions, which no drafted page is known for
-    made.use_fused_topk = True
-    assert made._see_drafts(slots[:1], batch).shape == (1, TOPK)  # padded rows stay SGLang's
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [
+        ({"speculative_num_steps": 0}, 2),
+        ({"topk": 4}, 2),
+        ({"dsa_index_kpool": 2}, 2),
+        ({"hisparse_coordinator": object()}, 2),
+        ({"use_fused_topk": False}, 2),  # positions, and the page table ends before the drafts
+        ({}, 3),  # padded to the ranks of a group
+    ],
+)
+def test_selections_left_alone(fields: dict, rows: int) -> None:
+    made = backend(heads=2, speculative_num_steps=3, speculative_step_id=1)
+    for name, value in fields.items():
+        setattr(made, name, value)
+    batch = SimpleNamespace(seq_lens=torch.tensor([5, 40]), req_pool_indices=torch.tensor([3, 0]))
+    slots = selections(rows, TOPK, NUM_SLOTS)
+    assert made._see_drafts(slots, batch) is slots

@@ -1,8 +1,11 @@
 """The automatic decision on CUDA, the refusals of flags, and the symbols of SGLang that both rest on.
 
-test_decision_table   a row for each rule of `cuda_choice`
-test_flag_refusals    names that cannot serve on a device, with the reason
-test_resolution       what a missing --dsa-decode-backend becomes
+test_decision_table     a row for each rule of `cuda_choice`
+test_named_form         a flag that names ours gets ours, whatever was measured
+test_described          what logs and the doctor say of usual batches
+test_flag_refusals      names that cannot serve on a device, with the reason
+test_impossible_choice  the same at start, with the flag and what excludes it
+test_resolution         what a missing --dsa-decode-backend becomes
 test_symbols_and_seams  every stock signature and field that the CUDA rows rely on; a process that
                       believes in a GPU applies and probes those rows
 """
@@ -51,6 +54,8 @@ def work(phase: str, heads: int, batch: int, next_n: int = 1, **fields: Any) -> 
         (work("verify", 8, 4, 6), "glm_sparse"),
         (work("verify", 16, 32, 4), "glm_verify"),
         (work("verify", 16, 32, 6), "stock"),
+        (work("verify", 4, 16, 9), "glm_sparse"),  # more rows than a shared list has bits for
+        (work("verify", 4, 64, 1), "glm_sparse"),  # padded rows stand alone
         (work("verify", 64, 32, 6), "stock"),
         (work("prefill", 8, 100), "stock"),
         (work("decode", 8, 1, peer="fa3", kv_dtype=BF16), "stock"),

@@ -1,8 +1,12 @@
 """Selection on CUDA in its torch forms: what `glm_exact` returns to SGLang, and who scores verify rows.
 
-test_paged, test_ragged, test_unfused   the three answers that SGLang's attention reads
-test_verify_rows                        one pass over a request's keys equals row by row
-test_who_selects                        flags, batch sizes and shapes that stay with SGLang
+test_paged, test_paged_prefill         slots, with a page table a row or a request
+test_ragged, test_unfused              places among a batch's keys; request-local positions
+test_resolve                           target and draft ask for their selection by flags of their own
+test_verify_rows                       one pass over a request's keys equals row by row
+test_who_selects                       flags, batch sizes and shapes that stay with SGLang
+test_named_selection_serves_any_batch  a flag that names ours leaves nothing to measurements
+test_other_phases_are_sglangs          prefill and decode pass through
 """
 
 from types import SimpleNamespace

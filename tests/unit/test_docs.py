@@ -5,13 +5,18 @@ test_variables              README's table lists the variables of envs.py, all o
 test_backend_names          README's table lists the registry's names
 test_faults                 every test that the page of faults names exists
 test_kernel_docstrings      every public function of glm_kernels states its arguments' shapes
-test_nothing_of_workplaces  no document or source names a machine's paths
+test_layers                 architecture.md names every package, and the import rule as it is enforced
+test_matrices               a test module that lists its tests lists all of them, and no others
+test_nothing_of_workplaces  no document or source names a folder of somebody's machine
 """
 
+import ast
+import fnmatch
 import importlib
 import inspect
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 
 import glm_kernels
@@ -91,13 +96,46 @@ def test_kernel_docstrings(name: str, function: object) -> None:
         )
 
 
+def test_layers() -> None:
+    text = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (rule,) = (contract for contract in linter["contracts"] if contract["type"] == "layers")
+    layers = [layer.replace("sglang_glm.", "").split(" | ") for layer in rule["layers"]]
+    assert " → ".join(", ".join(layer) for layer in layers) + " → glm_kernels" in text
+    on_disk = {
+        path.stem for path in (ROOT / "sglang_glm").glob("[a-z]*") if path.name != "py.typed"
+    }
+    assert {name for layer in layers for name in layer} == on_disk
+    assert [name for name in sorted(on_disk) if f"`sglang_glm.{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    sorted((ROOT / "tests").rglob("test_*.py")),
+    ids=lambda path: str(path.relative_to(ROOT / "tests")),
+)
+def test_matrices(module: Path) -> None:
+    tree = ast.parse(module.read_text())
+    rows = re.findall(r"^test_.*", ast.get_docstring(tree) or "", re.MULTILINE)
+    # A row is "test_a, test_b  what they catch"; a name may be a pattern.
+    listed = [name for row in rows for name in re.findall(r"(?:^|, )(test_[\w*]+)", row)]
+    tests = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    covered = {test for test in tests for name in listed if fnmatch.fnmatch(test, name)}
+    assert not listed or covered == tests, f"not listed: {sorted(tests - covered)}"
+    missing = [name for name in listed if not fnmatch.filter(tests, name)]
+    assert not missing, f"listed, not there: {missing}"
+
+
 def test_nothing_of_workplaces() -> None:
-    for path in ROOT.rglob("*"):
-        if path.suffix in (".md", ".py", ".sh", ".toml", ".yaml") and not {
-            ".venv",
-            ".git",
-            ".cache",
-        } & set(path.parts):
-            if path == Path(__file__):
-                continue
-            assert not re.search(r"/work/(main|shared|wt)|/root/", path.read_text()), path
+    own = re.compile(r"(?<![\w.])/(root|home|work|Users|mnt)/")
+    for top in ROOT.iterdir():
+        if top.name.startswith(".") and top.is_dir():
+            continue  # environments and caches
+        for path in (top, *top.rglob("*")):
+            if path.suffix in (".md", ".py", ".sh", ".toml", ".yaml", ".json", ".jsonl"):
+                found = own.search(path.read_text()) if path != Path(__file__) else None
+                assert found is None, f"{path.relative_to(ROOT)}: {found}"

@@ -8,6 +8,7 @@ test_shared_index_hides_new_rows             why "attention" is not for index sh
 test_drafts_do_not_change_the_text           random MTP layer, several chain lengths
 test_session_truncate                        rejected drafts leave no trace
 test_draft_refuses                           no MTP layer, no steps
+test_perfect_spec_refuses                    options that the construction cannot hold
 """
 
 from __future__ import annotations

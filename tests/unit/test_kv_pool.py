@@ -1,4 +1,4 @@
-"""The CPU pool: bytes, moves, and that both halves stay together (known faults T08, T14, T30).
+"""The CPU pool: bytes, moves, and that both halves stay together (T08, T14, T30).
 
 test_bytes_equal_plan      what is allocated is what the planner says a token costs
 test_shared_layers         own no index pages, and refuse a write

@@ -1,4 +1,4 @@
-"""Whole lives of requests in the pool against a plain model, in random order (known faults T08, T33).
+"""Whole lives of requests in the pool against a plain model, in random order (T08, T33).
 
 The model is a dictionary: which bytes each position of each request must have. After every step each
 page is free or has one owner, and every position that is owned reads as it was written: latent rows

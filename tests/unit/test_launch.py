@@ -1,12 +1,16 @@
 """Every launch script composes a command that SGLang takes as it is meant.
 
-test_resolved          SGLang's own resolution on pretended H200s keeps what was asked for
-test_planned           where a script names its plan, the plan holds what the script admits
-test_1m_context_fits   the cache of the two-stage shape, computed
-test_help / overrides  a shape says what it is; arguments replace its own
-test_contradictions    each is refused in a sentence, before anything starts
-test_allocated         what /server_info must say, and what each wrong figure is called
-test_scripts           executable, and valid shell
+test_resolved         SGLang's own resolution on pretended H200s keeps what was asked for
+test_planned          where a script names its plan, the plan holds what the script admits
+test_1m_context_fits  the cache of the two-stage shape, computed
+test_help             a shape says what it is
+test_overrides        arguments replace the script's own
+test_contradictions   each is refused in a sentence, before anything starts
+test_more_dispatch_*  a variable of the caller counts
+test_needs_its_gpus   too few GPUs are refused
+test_router           the router's command, and two nodes that are one
+test_allocated*       what /server_info must say, and what each wrong figure is called
+test_scripts          executable, and valid shell
 """
 
 import argparse

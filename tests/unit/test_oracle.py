@@ -1,21 +1,23 @@
 """The oracle is transformers, its notes about selections are true, and comparisons can fail.
 
-test_equals_from_pretrained          our weight loading changes nothing, bit for bit
-test_latent_norm_epsilon             rms_norm_eps reaches the two latent norms, and shows
-test_chunks_equal_whole              the cache carries everything
-test_selection_is_transformers       what we note is what transformers selected
-test_indexer_by_hand                 einsum from raw weights: RoPE pairs, LayerNorm, scales
-test_near_tie_*                      gap, magnitude, exact ties, -inf, the bound
-test_greedy_is_argmax                a continuation is its own argmax
-test_every_part_shows                seven wrong models, each far outside the truth's budget
-test_formats_*                       rounding to each cache format, against loops
-test_rounded_queries_path            the replaced selection equals transformers' unrounded
-test_formats_move_logits             each format is applied at all
-test_fp8_weights                     dequantised weights are what the oracle multiplies by
-test_read_weights_refuses            missing files, missing scale
-test_compare_*                       differences, excuses, NaN, top-k, misuse
-test_parse_generate                  SGLang's answer, with and without the prompt's part
-test_reference_cache                 the second run loads no model
+test_equals_from_pretrained            our weight loading changes nothing, bit for bit
+test_latent_norm_epsilon               rms_norm_eps reaches the two latent norms, and shows
+test_chunks_equal_whole                the cache carries everything
+test_selection_is_transformers         what we note is what transformers selected
+test_indexer_by_hand                   einsum from raw weights: RoPE pairs, LayerNorm, scales
+test_near_tie_*                        gap, magnitude, exact ties, -inf, the bound
+test_greedy_is_argmax                  a continuation is its own argmax
+test_every_part_shows                  seven wrong models, each far outside the truth's budget
+test_formats_*                         rounding to each cache format, against loops
+test_rounded_queries_path              the replaced selection equals transformers' unrounded
+test_formats_move_logits               each format is applied at all
+test_fp8_weights                       dequantised weights are what the oracle multiplies by
+test_read_weights_refuses              missing files, missing scale
+test_compare_*                         differences, excuses, NaN, top-k, misuse
+test_parse_generate                    SGLang's answer, with and without the prompt's part
+test_reference_cache                   the second run loads no model
+test_load_config_refuses_half_split    the other RoPE pairing is refused by its field
+test_bf16_model_keeps_the_router_bias  the router's bias stays FP32 in a BF16 model
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 test_every_seam_takes     a fresh process applies and probes every row that this machine needs
 test_broken_seam_stops    a target that SGLang lacks, a hook undone, a model class not ours: SystemExit
-test_turned_off           SGLANG_GLM_ENABLE=0 leaves SGLang as it is
+test_turned_off*          SGLANG_GLM_ENABLE=0 leaves SGLang as it is
 test_bad_variable         a misspelt or unparsable variable is refused by name
-test_ledger_rows          rows are complete; docs/upstream.md is generated from them
+test_ledger_rows          rows are complete, and none is there twice
+test_document_is_current  docs/upstream.md is generated from them
 """
 
 import os

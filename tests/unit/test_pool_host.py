@@ -1,4 +1,4 @@
-"""The host tier's pools without a server: what goes out comes back, byte for byte (known fault T08).
+"""The host tier's pools without a server: what goes out comes back, byte for byte (T08).
 
 test_round_trip       every form and layout: latents, index pages and the MTP layer's, to other pages
 test_index_bytes      the host keeps as many bytes of an index page as the device has

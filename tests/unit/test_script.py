@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from sglang.srt.entrypoints.openai.protocol import Tool
+from sglang.srt.function_call.glm47_moe_detector import Glm47MoeDetector
+from sglang.srt.parser.reasoning_parser import ReasoningParser
 from transformers import AutoTokenizer
 
 from sglang_glm.checkpoint.script import script_tokens
@@ -121,11 +124,6 @@ def test_drafts_of_a_script(scripted: Path) -> None:
 
 
 def test_parsers_take_it_back() -> None:
-    pytest.importorskip("sglang")
-    from sglang.srt.entrypoints.openai.protocol import Tool
-    from sglang.srt.function_call.glm47_moe_detector import Glm47MoeDetector
-    from sglang.srt.parser.reasoning_parser import ReasoningParser
-
     said = FIRST.removesuffix("<|observation|>")
     reasoning, answer = ReasoningParser("glm45", stream_reasoning=False).parse_non_stream(
         "<think>" + said

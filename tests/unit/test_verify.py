@@ -1,13 +1,18 @@
 """`sglang-glm verify` without a server: each report says what is wrong, and where first.
 
-test_golden_*        a wrong value, a wrong token, a near-tie, entries of other checkpoints
-test_live_lengths    every change of path has a prompt on both sides
-test_bf16_*          a BF16 server is judged by transformers' own BF16 error
-test_decided         a prompt with a near-tie is not taken for a reference
-test_stages_*        the first stage that differs is the one that was broken, from the row on
-test_dump_*          passes of a chunked prompt are found among other traffic
-test_refused         arguments that make no comparison
-test_behaviour       the tests of the trained checkpoint join report and exit status
+test_golden_*                  a wrong value, a wrong token, a near-tie, entries of other checkpoints
+test_nothing_compared_fails    a report without a comparison is no success
+test_live_lengths              every change of path has a prompt on both sides
+test_bf16_*                    a BF16 server is judged by transformers' own BF16 error
+test_decided                   a prompt with a near-tie is not taken for a reference
+test_identity                  the same checkpoint differs nowhere
+test_stages_*                  the first stage that differs is the one that was broken, from the row on
+test_dump_*                    passes of a chunked prompt are found among other traffic
+test_refused                   arguments that make no comparison
+test_too_large_for_transformers  refused before anything is loaded, with the way out
+test_writes_golden             what is written is read again
+test_not_golden                a file without entries is refused
+test_behaviour                 the tests of the trained checkpoint join report and exit status
 """
 
 from __future__ import annotations
@@ -30,13 +35,13 @@ from sglang_glm.checkpoint.writer import write_checkpoint
 from sglang_glm.cli.main import main
 from sglang_glm.verification import layers, regression
 from sglang_glm.verification.client import ServerFacts
-from sglang_glm.verification.compare import ServerLogprobs
 from sglang_glm.verification.decided import is_decided
 from sglang_glm.verification.formats import CacheFormats
 from sglang_glm.verification.golden import GoldenEntry, identify, load_entry
 from sglang_glm.verification.oracle import Oracle
 from sglang_glm.verification.recording import record_oracle
 from sglang_glm.verification.regression import PromptOutcome, judge_golden
+from tests.support.golden import right_answer
 
 if TYPE_CHECKING:
     import argparse
@@ -48,29 +53,19 @@ PROMPT = [5, 9, 2, 7, 11, 3, 8, 40, 41, 42, 43, 44]
 BROKEN_LAYER = 2
 
 
-def perfect(entry: GoldenEntry) -> ServerLogprobs:
-    return ServerLogprobs(
-        rows=entry.rows,
-        token_ids=entry.token_ids[entry.rows + 1],
-        token_logprobs=entry.token_logprobs.clone(),
-        top_ids=entry.top_ids.long(),
-        top_logprobs=entry.top_logprobs.clone(),
-    )
-
-
 @pytest.fixture(scope="module")
 def entry() -> GoldenEntry:
     return load_entry(GOLDEN / "topk8_len200.safetensors")
 
 
 def test_golden_right(entry: GoldenEntry) -> None:
-    outcome = judge_golden("e", perfect(entry), entry, 1e-5)
+    outcome = judge_golden("e", right_answer(entry), entry, 1e-5)
     assert outcome.failures == [] and outcome.first_position is None
     assert outcome.compared == 215
 
 
 def test_golden_wrong_value(entry: GoldenEntry) -> None:
-    got = perfect(entry)
+    got = right_answer(entry)
     got.token_logprobs[30] += 1e-3
     got.token_logprobs[90] += 2e-3
     outcome = judge_golden("e", got, entry, 1e-5)
@@ -81,7 +76,7 @@ def test_golden_wrong_value(entry: GoldenEntry) -> None:
 
 
 def test_golden_wrong_token(entry: GoldenEntry) -> None:
-    got = perfect(entry)
+    got = right_answer(entry)
     got.token_ids[205] += 1
     got.token_logprobs[206] = float("nan")  # behind a wrong token nothing can be compared
     outcome = judge_golden("e", got, entry, 1e-5)
@@ -201,7 +196,7 @@ def test_identity(checkpoints: tuple[Path, Path], oracle: Oracle) -> None:
     assert good.spec is not None and broken.spec is None and good != broken
     ((_, made),) = record_oracle(oracle, [6], vocab=300)
     assert good.made(made) and not broken.made(made)
-    assert judge_golden("e", perfect(made), made, 1e-6).failures == []
+    assert judge_golden("e", right_answer(made), made, 1e-6).failures == []
 
 
 def test_stages_name_the_broken_layer(checkpoints: tuple[Path, Path], oracle: Oracle) -> None:

@@ -1,10 +1,13 @@
-"""A checkpoint's tensors on their way into the model (known faults T38).
+"""A checkpoint's tensors on their way into the model (T38).
 
 test_complete              a whole checkpoint passes, for target and MTP layer, in BF16 and FP8
 test_exclusion_lists       parts kept in BF16, in every combination that released checkpoints use
+test_copies_of_embedding*  the MTP layer's own embedding or head belongs to the draft
 test_dequantized           FP8 blocks leave the stream as code times scale
+test_scale_before_weight   the order of a file does not matter
 test_stacked_experts       transformers' two stacked expert tensors count for all of them
 test_refused               each damage is refused by the tensor's name
+test_fp8_without_scale     codes that nothing scales are refused, not taken as values
 """
 
 import json

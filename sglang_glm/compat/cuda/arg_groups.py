@@ -10,7 +10,7 @@ from sglang.srt.arg_groups.overrides import model_config_of
 
 from sglang_glm import envs
 from sglang_glm.attention import cuda_choice
-from sglang_glm.config import ARCHITECTURES
+from sglang_glm.config import is_glm_moe_dsa
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,11 +26,10 @@ def dsa_split_backend_resolution(
     """AROUND hook: `glm_auto` where no flag names a decode backend and ours wins some batch."""
     declared = original(view)
     peer = declared.get("dsa_decode_backend")
-    architectures = model_config_of(view).hf_config.architectures or []
     if (
         peer is None
         or envs.CUDA_KERNELS.get() != "auto"
-        or not any(name in ARCHITECTURES for name in architectures)
+        or not is_glm_moe_dsa(model_config_of(view).hf_config.architectures)
         or view.enable_hisparse
         or (view.dcp_size or 1) > 1
         or view.attn_cp_size > 1

@@ -167,12 +167,14 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
     def _see_drafts(
         self, topk_indices: torch.Tensor | None, forward_batch: ForwardBatch
     ) -> torch.Tensor | None:
+        """The selection with the slots drafted so far, in a draft step whose selection is slots."""
         is_draft_step = self.speculative_num_steps > 0 and self.topk == 1
-        if self.dsa_index_kpool > 1:
-            return topk_indices  # another family's selection, whose tail is taken
+        if topk_indices is None or not is_draft_step:
+            return topk_indices
         # Unfused selections are positions, and the draft's page table ends at the verified length.
-        addresses_slots = self.use_fused_topk and self.hisparse_coordinator is None
-        if topk_indices is None or not is_draft_step or not addresses_slots:
+        # Another family pools its keys, and the tail of its selection has a meaning.
+        are_slots = self.use_fused_topk and self.hisparse_coordinator is None
+        if not are_slots or self.dsa_index_kpool > 1:
             return topk_indices
         seq_lens = forward_batch.seq_lens
         # More rows than requests: padded to the ranks of a group, and left as SGLang has it.

@@ -12,7 +12,7 @@ from glm_kernels.indexer import paged_mqa_topk_sm90
 from glm_kernels.indexer.topk_indices import topk_indices
 from glm_kernels.indexer.topk_indices_sm90 import CAPACITY
 
-from sglang_glm.attention.cuda_choice import MAX_NEXT_N, MAX_TILE_ROWS
+from sglang_glm.attention.cuda_choice import fits_shared_gather
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def load_attention_kernels(
         # Its form follows the number of rows.
         for cluster in few_heads.CLUSTERS:
             few_heads.sparse_mla_few_heads_sm90(q, cache, slots, 1.0, cluster=cluster)
-    if 1 < next_n <= MAX_NEXT_N and next_n * num_heads <= MAX_TILE_ROWS:
+    if fits_shared_gather(num_heads, next_n):
         sparse_mla_verify(q, cache, *union_slots(slots, next_n), 1.0)
 
 

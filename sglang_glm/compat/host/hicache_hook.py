@@ -5,7 +5,7 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
 
-from sglang_glm.config import ARCHITECTURES
+from sglang_glm.config import is_glm_moe_dsa
 
 _LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 
@@ -32,7 +32,7 @@ def _refusals(view: Any) -> Iterator[tuple[str, bool, str]]:
     architectures = model_config_of(view).hf_config.architectures or []
     yield (
         f"--enable-hierarchical-cache for {', '.join(architectures)}",
-        not any(name in ARCHITECTURES for name in architectures),
+        not is_glm_moe_dsa(architectures),
         "only the host pools of glm_moe_dsa have copies without CUDA; leave the flag out",
     )
     yield (

@@ -5,7 +5,7 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import model_config_of, resolved_view
 
-from sglang_glm.config import ARCHITECTURES
+from sglang_glm.config import is_glm_moe_dsa
 
 _SPARSE = "dsa"
 
@@ -18,8 +18,8 @@ def handle_speculative_decoding(server_args: Any, previous: Callable[[Any], None
     """
     previous(server_args)
     view = resolved_view(server_args)
-    architectures = model_config_of(view).hf_config.architectures or []
-    if view.speculative_algorithm is None or not any(a in ARCHITECTURES for a in architectures):
+    architectures = model_config_of(view).hf_config.architectures
+    if view.speculative_algorithm is None or not is_glm_moe_dsa(architectures):
         return
     for flag, reason in _refusals(view):
         raise ValueError(

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 
 import pytest
+from sglang.srt.server_args import ServerArgs
 
 from sglang_glm.planning import flags
 from sglang_glm.planning.experts import UniformRouting
@@ -115,9 +116,8 @@ def test_nothing_is_recommended_that_cannot_start():
     ],
 )
 def test_sglang_parses_the_flags(plan):
-    server_args = pytest.importorskip("sglang.srt.server_args")
     parser = argparse.ArgumentParser(exit_on_error=False)
-    server_args.ServerArgs.add_cli_args(parser)
+    ServerArgs.add_cli_args(parser)
     parsed = parser.parse_args(flags.launch_flags(plan, "zai-org/GLM-5.3"))
     layout = plan.setup.layout
     assert (parsed.tp_size, parsed.attn_dp_size) == (layout.tp_size, layout.attn_dp_size)

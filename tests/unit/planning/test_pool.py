@@ -1,6 +1,9 @@
 """KV bytes against what SGLang's own pool allocates for a tiny model, on the CPU."""
 
 import pytest
+import torch
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_glm.config import GlmDsaConfig
 from sglang_glm.planning import kv_cache
@@ -12,11 +15,6 @@ TINY = GlmDsaConfig.from_hf(
 
 
 def allocated_bytes(kv_dtype, num_tokens, skip_topk_layers):
-    pytest.importorskip("sglang.srt.mem_cache.memory_pool")
-    import torch
-    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
-    from sglang.srt.runtime_context import get_parallel
-
     torch_dtype = torch.bfloat16 if kv_dtype == "bf16" else torch.float8_e4m3fn
     row_elements = 656 if kv_dtype == "fp8_packed" else 576
     with get_parallel().override(attn_dcp_size=1, dcp_enabled=False, attn_tp_size=1):
@@ -47,7 +45,7 @@ def test_target_pool(kv_dtype, num_tokens):
     assert 0 < sum(shared) < len(shared)
     latent, index = allocated_bytes(kv_dtype, num_tokens, shared)
     # One page more than the tokens: page 0 takes the writes of padded rows.
-    rows = num_tokens + kv_cache.PAGE_SIZE_TOKENS
+    rows = num_tokens + kv_cache.PAGE_SIZE
     assert latent == rows * kv_cache.latent_bytes_per_token(TINY, kv_dtype)
     assert index == rows * kv_cache.index_bytes_per_token(TINY)
 

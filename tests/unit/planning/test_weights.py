@@ -8,6 +8,8 @@
 import dataclasses
 
 import pytest
+import torch
+import transformers
 
 from sglang_glm.config import GlmDsaConfig
 from sglang_glm.planning import weights
@@ -125,8 +127,6 @@ def test_vocabulary_padding(vocab_size, tp_size, rows_per_gpu):
 
 @pytest.mark.parametrize("change", [{}, {"n_shared_experts": 2}, {"first_k_dense_replace": 8}])
 def test_transformers_counts_the_same_parameters(change):
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
     content = TINY | change
     with torch.device("meta"):
         model = transformers.GlmMoeDsaForCausalLM(transformers.GlmMoeDsaConfig(**content))
