@@ -15,7 +15,6 @@ flag --load-format dummy
 flag --json-model-override-args '{"num_hidden_layers": 7, "indexer_types": ["full", "full", "full", "shared", "shared", "shared", "full"]}'
 flag --kv-cache-dtype fp8_e4m3
 flag --dsa-prefill-backend flashmla_sparse_q8
-flag --dsa-decode-backend flashmla_kv
 flag --context-length 131072
 flag --max-running-requests 32
 flag --cuda-graph-max-bs-decode 32

@@ -19,7 +19,6 @@ flag --tp-size 4
 flag --pp-size 2
 flag --kv-cache-dtype fp8_e4m3
 flag --dsa-prefill-backend flashmla_sparse_q8
-flag --dsa-decode-backend flashmla_kv
 flag --context-length 1048576
 flag --max-running-requests 4
 flag --cuda-graph-max-bs-decode 4

@@ -16,7 +16,6 @@ flag --ep-size 8
 flag --moe-a2a-backend deepep
 flag --kv-cache-dtype fp8_e4m3
 flag --dsa-prefill-backend flashmla_sparse_q8
-flag --dsa-decode-backend flashmla_kv
 flag --context-length 131072
 flag --max-running-requests 64
 flag --cuda-graph-max-bs-decode 8

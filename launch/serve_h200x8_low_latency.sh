@@ -13,7 +13,6 @@ flag --model-path zai-org/GLM-5.3
 flag --tp-size 8
 flag --kv-cache-dtype fp8_e4m3
 flag --dsa-prefill-backend flashmla_sparse_q8
-flag --dsa-decode-backend flashmla_kv
 flag --context-length 131072
 flag --max-running-requests 8
 flag --cuda-graph-max-bs-decode 8

@@ -16,7 +16,6 @@ flag --moe-a2a-backend deepep
 flag --deepep-mode low_latency
 flag --kv-cache-dtype fp8_e4m3
 flag --dsa-prefill-backend flashmla_sparse_q8
-flag --dsa-decode-backend flashmla_kv
 flag --context-length 65536
 flag --max-running-requests 64
 flag --cuda-graph-max-bs-decode 8

@@ -17,7 +17,6 @@ flag --moe-a2a-backend deepep
 flag --deepep-mode normal
 flag --kv-cache-dtype fp8_e4m3
 flag --dsa-prefill-backend flashmla_sparse_q8
-flag --dsa-decode-backend flashmla_kv
 flag --context-length 65536
 flag --max-running-requests 16
 flag --chunked-prefill-size 8192

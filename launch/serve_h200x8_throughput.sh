@@ -18,7 +18,6 @@ flag --moe-dense-tp-size 1
 flag --enable-dp-lm-head
 flag --kv-cache-dtype fp8_e4m3
 flag --dsa-prefill-backend flashmla_sparse_q8
-flag --dsa-decode-backend flashmla_kv
 flag --context-length 65536
 flag --max-running-requests 128
 flag --cuda-graph-max-bs-decode 16

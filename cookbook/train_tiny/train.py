@@ -65,7 +65,7 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A sitting.
+    """A run.
 
     Attributes:
         phases: In order; the last ends with the time.
@@ -105,7 +105,7 @@ class Log:
         """Open it.
 
         Args:
-            path: The file; lines of earlier sittings are kept.
+            path: The file; lines of earlier runs are kept.
             started: When the process began.
         """
         self.path = path
@@ -185,7 +185,7 @@ def check_index_kernel(log: Log, device: str) -> None:
 
 
 class Trainer:
-    """One sitting."""
+    """One run."""
 
     def __init__(self, plan: Plan, out: Path, args: argparse.Namespace, log: Log) -> None:
         """Load or draw the parameters.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import importlib.util
 import json
 import shlex
 import sys
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_glm.cli.progress import ProgressLine, counted
+from sglang_glm.verification.behaviour import configure_behaviour, run_behaviour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,8 +46,6 @@ examples:
     sglang-glm verify --url http://127.0.0.1:30000 --write-golden ./today
     sglang-glm verify --url http://127.0.0.1:30000 --golden ./today --max-diff 0.1
 """
-
-_BEHAVIOUR = "sglang_glm.verification.behaviour"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -118,13 +115,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write golden files instead of comparing: from transformers, or with --url what the "
         "server says",
     )
-    if importlib.util.find_spec(_BEHAVIOUR) is not None:
-        reference.add_argument(
-            "--behaviour",
-            action="store_true",
-            help="whether the trained tiny checkpoint retrieves, drafts and talks as it should",
-        )
-        importlib.import_module(_BEHAVIOUR).configure_behaviour(parser)
+    reference.add_argument(
+        "--behaviour",
+        action="store_true",
+        help="whether the trained tiny checkpoint retrieves, drafts and talks as it should",
+    )
+    configure_behaviour(parser)
 
 
 def _lengths(text: str) -> list[int]:
@@ -144,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: If the arguments do not make a comparison.
         RuntimeError: If the server cannot be reached or started.
     """
-    behaviour = getattr(arguments, "behaviour", False)
+    behaviour = arguments.behaviour
     if arguments.checkpoint is None and arguments.url is None:
         raise ValueError("verify: got neither a CHECKPOINT nor --url, expected at least one")
     if arguments.write_golden is not None:
@@ -168,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
             texts.append(report.render())
         if behaviour:
             line = ProgressLine(counted("")).say
-            outcome = importlib.import_module(_BEHAVIOUR).run_behaviour(client.url, arguments, line)
+            outcome = run_behaviour(client.url, arguments, line)
             passed = passed and outcome.passed
             data["behaviour"] = outcome.to_dict()
             texts.append(outcome.render())

@@ -148,7 +148,7 @@ def test_overrides() -> None:
         ("serve_h200x8_low_latency.sh", "--speculative-eagle-topk 4", "chain, not a tree"),
         ("serve_h200x8_low_latency.sh", "--speculative-num-steps 3", "verifies 4"),
         ("serve_h200x8_throughput.sh", "--speculative-num-steps 3", "without --speculative-algo"),
-        ("serve_h200x8_low_latency.sh", "--kv-cache-dtype bfloat16", "packed FP8 rows"),
+        ("serve_h100x16.sh", "--kv-cache-dtype bfloat16", "packed FP8 rows"),
         ("serve_h200x8_1m_context.sh", "--speculative-algorithm EAGLE --speculative-num-steps 1"
          " --speculative-num-draft-tokens 2", "SGLANG_ENABLE_PP_SPEC=1"),
         ("serve_h100x16.sh", "--dist-init-addr", "needs --dist-init-addr"),

@@ -18,11 +18,8 @@ test_behaviour                 the tests of the trained checkpoint join report a
 from __future__ import annotations
 
 import dataclasses
-import importlib.machinery
 import json
 import shutil
-import sys
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +29,10 @@ from safetensors.torch import load_file, save_file
 
 from sglang_glm.checkpoint.spec import CheckpointSpec
 from sglang_glm.checkpoint.writer import write_checkpoint
+from sglang_glm.cli import verify
 from sglang_glm.cli.main import main
 from sglang_glm.verification import layers, regression
+from sglang_glm.verification.behaviour.run import BehaviourReport
 from sglang_glm.verification.client import ServerFacts
 from sglang_glm.verification.decided import is_decided
 from sglang_glm.verification.formats import CacheFormats
@@ -319,7 +318,7 @@ def test_not_golden(checkpoints: tuple[Path, Path]) -> None:
 
 
 def test_behaviour(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The behaviour tests, where they are installed, join the report and the exit status."""
+    """The behaviour tests join the report and the exit status."""
     seen = {}
 
     class Outcome:
@@ -337,13 +336,9 @@ def test_behaviour(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         progress("a line")
         return Outcome(passed=options.questions > 9)
 
-    module = types.ModuleType("behaviour")
-    module.run_behaviour = run_behaviour  # type: ignore[attr-defined]
-    module.configure_behaviour = lambda parser: parser.add_argument(  # type: ignore[attr-defined]
-        "--questions", type=int, default=10
-    )
-    module.__spec__ = importlib.machinery.ModuleSpec("behaviour", None)
-    monkeypatch.setitem(sys.modules, "sglang_glm.verification.behaviour", module)
+    for name in ("to_dict", "render", "passed"):
+        assert hasattr(BehaviourReport, name), name
+    monkeypatch.setattr(verify, "run_behaviour", run_behaviour)
     words = ["verify", "--url", "http://server", "--behaviour"]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"behaviour": {"retrieval": 0.5}, "passed": True}

@@ -47,7 +47,7 @@ class BehaviourReport:
         """Whether every bound was met."""
         return not self.failures
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         retrieval = self.retrieval
         return {
