@@ -5,10 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from glm_kernels.cache.layout import PAGE_SIZE
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from transformers import PretrainedConfig
 
 from sglang_glm.attention import cuda_choice, registry
+from sglang_glm.checkpoint.spec import FP8_BLOCK
 from sglang_glm.compat.topology_refusals import check_topology
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
 from sglang_glm.platform import has_accelerator, has_cuda
@@ -41,7 +43,7 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
     if any(name in ARCHITECTURES for name in architectures):
         facts = check_config(view)
         check_topology(view, facts)
-        check_flags(view)
+        check_flags(view, facts)
         check_backends(view, facts)
     previous(server_args)
 
@@ -62,16 +64,21 @@ def check_config(view: Any) -> GlmDsaConfig:
             f"quantization_config.quant_method is {facts.quant_method!r}: glm_moe_dsa is served from BF16 "
             "and FP8 (128x128 blocks) checkpoints"
         )
+    if facts.weight_block_size not in (None, (FP8_BLOCK, FP8_BLOCK)):
+        raise ValueError(
+            f"quantization_config.weight_block_size is {list(facts.weight_block_size)}: glm_moe_dsa is "
+            f"served from FP8 checkpoints with one scale a block of {FP8_BLOCK} x {FP8_BLOCK}"
+        )
     return facts
 
 
-def check_flags(view: Any) -> None:
+def check_flags(view: Any, facts: GlmDsaConfig) -> None:
     """Refuse flags that the sparse path would ignore or break on.
 
     Raises:
         ValueError: names the flag and the reason.
     """
-    for flag, is_set, reason in _flag_refusals(view):
+    for flag, is_set, reason in _flag_refusals(view, facts):
         if is_set:
             raise ValueError(f"{flag} is not served for glm_moe_dsa: {reason}")
 
@@ -117,7 +124,7 @@ def _cuda_obstacle(view: Any, facts: GlmDsaConfig, name: str) -> str | None:
     return None
 
 
-def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
+def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
     dense = [
         (
             f"--{field.replace('_', '-')} {getattr(view, field)}",
@@ -128,6 +135,8 @@ def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
     ]
     return [
         *dense,
+        *_ignored_on_cpu(view, facts),
+        *_draft_lengths(view),
         (
             "--enable-mixed-chunk",
             view.enable_mixed_chunk,
@@ -151,5 +160,49 @@ def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
     ]
 
 
+def _ignored_on_cpu(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
+    """Flags that would be read and then have no effect."""
+    on_cpu = not has_accelerator()
+    return [
+        (
+            f"--page-size {view.page_size}",
+            on_cpu and view.page_size not in (None, PAGE_SIZE),
+            f"its caches have pages of {PAGE_SIZE} tokens; leave the flag out",
+        ),
+        (
+            f"--quantization {view.quantization}",
+            on_cpu and view.quantization not in (None, "unquant", facts.quant_method),
+            "on the CPU weights are served as the checkpoint has them, BF16 or dequantised FP8; "
+            "leave the flag out",
+        ),
+    ]
+
+
+def _draft_lengths(view: Any) -> list[tuple[str, bool, str]]:
+    """Lengths of a draft that SGLang does arithmetic with before it has looked at them."""
+    steps, topk = view.speculative_num_steps, view.speculative_eagle_topk
+    chain = view.speculative_algorithm in ("EAGLE", "NEXTN") and not view.speculative_adaptive
+    lone = steps is None and view.speculative_num_draft_tokens is not None
+    return [
+        (
+            f"--speculative-num-steps {steps}",
+            chain and steps is not None and steps < 1,
+            "a draft has at least 1 step; leave --speculative-algorithm out to serve without drafts",
+        ),
+        (
+            f"--speculative-num-steps {steps} with --speculative-eagle-topk {topk}",
+            chain and ((steps is None) != (topk is None) or lone),
+            "SGLang fills them in only together; give both (topk 1), or leave out all the lengths of "
+            "a draft",
+        ),
+    ]
+
+
 def _overrides(view: Any) -> dict[str, Any]:
-    return json.loads(view.json_model_override_args or "{}")
+    text = view.json_model_override_args or "{}"
+    overrides = json.loads(text)
+    if not isinstance(overrides, dict):
+        raise ValueError(
+            f"--json-model-override-args {text}: expected a JSON object of fields of config.json"
+        )
+    return overrides

@@ -6,6 +6,7 @@ test_reasoning                  thinking on and off
 test_anthropic                  /v1/messages
 test_json_schema                constrained output
 test_too_long                   400 with both numbers
+test_bad_prompts                no tokens, or ids without an embedding: 400, and the server serves on
 test_disconnect                 a client that leaves takes its request with it
 test_abort_mid_prefill          abort between chunks: nothing is cached of it, every page returns
 test_metrics                    tokens are counted
@@ -139,6 +140,22 @@ def test_too_long(server: Server) -> None:
     response = chat(server, max_tokens=40000)
     assert response.status_code == 400
     assert "32768" in response.text and "40000" in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/generate", {"text": ""}, "0 tokens"),
+        ("/generate", {"input_ids": [[5, 6], [5, 2**20]]}, "input_ids[1] is 1048576"),
+        ("/generate", {"input_ids": [-1, 5]}, "input_ids[0] is -1"),
+        ("/v1/completions", {"model": "m", "prompt": ""}, "0 tokens"),
+        ("/v1/completions", {"model": "m", "prompt": [5, 2**20]}, "input_ids[1] is 1048576"),
+    ],
+)
+def test_bad_prompts(server: Server, path: str, body: dict, said: str) -> None:
+    response = server.post(path, **body)
+    assert response.status_code == 400 and said in response.text
+    assert len(server.generate([5, 6])["output_ids"]) == 8
 
 
 def test_disconnect(server: Server) -> None:

@@ -60,6 +60,28 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--prefill-attention-backend torch_native", "leave the flag out"],
     ),
     "mixed chunk": (["--enable-mixed-chunk"], ["--enable-mixed-chunk"]),
+    "page size": (["--page-size", "1"], ["--page-size 1", "pages of 64", "leave the flag out"]),
+    "our page size": (["--page-size", "64"], {"page_size": 64}),
+    "quantising at load": (
+        ["--quantization", "fp8"],
+        ["--quantization fp8", "as the checkpoint has them", "leave the flag out"],
+    ),
+    "half a draft length": (
+        ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3"],
+        ["--speculative-num-steps 3 with --speculative-eagle-topk None", "give both"],
+    ),
+    "draft tokens alone": (
+        ["--speculative-algorithm", "EAGLE", "--speculative-num-draft-tokens", "4"],
+        ["--speculative-num-steps None", "give both"],
+    ),
+    "no draft steps": (
+        ["--speculative-algorithm", "EAGLE", *("--speculative-num-steps", "0")],
+        ["--speculative-num-steps 0", "at least 1 step"],
+    ),
+    "overrides of no object": (
+        ["--json-model-override-args", "[]"],
+        ["--json-model-override-args []", "expected a JSON object"],
+    ),
     "two batch overlap": (["--enable-two-batch-overlap"], ["--enable-two-batch-overlap"]),
     "eplb": (["--enable-eplb"], ["--enable-eplb"]),
     "selections with drafts": (
@@ -112,6 +134,9 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
 CHANGES: dict[str, dict] = {
     "index_topk": {"index_topk": None},
     "quant_method": {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}},
+    "weight_block_size": {
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    },
     "rope_type": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}},
 }
 

@@ -122,6 +122,13 @@ def test_stacked_experts(bf16) -> None:
         stacked[f"{prefix}.gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], dim=1)
         stacked[f"{prefix}.down_proj"] = parts["down"]
     passed(config, stacked)
+    name = f"model.layers.{config.first_k_dense_replace}.mlp.experts.gate_up_proj"
+    with pytest.raises(ValueError, match=rf"{name} is \[3, .*expected \[4, "):
+        passed(config, stacked | {name: stacked[name][:3]})
+    with pytest.raises(ValueError, match=rf"{name} is torch.int8, expected one of torch.bfloat16"):
+        passed(config, stacked | {name: stacked[name].to(torch.int8)})
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.experts\.down_proj belongs to no part"):
+        passed(config, {"model.layers.0.mlp.experts.down_proj": torch.ones(4, 2, 2)})
     del stacked[f"model.layers.{config.first_k_dense_replace}.mlp.experts.down_proj"]
     with pytest.raises(ValueError, match=r"experts\.0\.down_proj\.weight and 3 more is missing"):
         passed(config, stacked)
@@ -143,6 +150,10 @@ DAMAGES = {
     "shape": (
         lambda t: t.update({"model.norm.weight": torch.ones(3)}),
         r"model.norm.weight is \[3\], expected \[256\]",
+    ),
+    "dtype": (
+        lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.int8)}),
+        "lm_head.weight is torch.int8, expected one of torch.bfloat16",
     ),
     "awq": (lambda t: t.update({"model.layers.0.self_attn.o_proj.qweight": torch.ones(2)}), "AWQ"),
     "w4a8": (
@@ -168,4 +179,11 @@ def test_fp8_without_scale(fp8) -> None:
     damaged = dict(tensors)
     del damaged["model.layers.0.self_attn.o_proj.weight_scale_inv"]
     with pytest.raises(ValueError, match=r"o_proj\.weight has no scale"):
+        passed(config, damaged, dequantize_to=torch.float32)
+
+
+def test_fp8_with_one_scale_a_tensor(fp8) -> None:
+    config, tensors = fp8
+    damaged = tensors | {"model.layers.0.self_attn.o_proj.weight_scale_inv": torch.ones(())}
+    with pytest.raises(ValueError, match=r"o_proj\.weight: .*scale is \[\].*one scale a block"):
         passed(config, damaged, dequantize_to=torch.float32)

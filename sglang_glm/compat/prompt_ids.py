@@ -1,0 +1,61 @@
+"""Token ids of a prompt are checked before they reach a scheduler."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from sglang_glm.config import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+
+def validate_one_request(
+    original: Callable[..., None],
+    self: TokenizerManager,
+    obj: Any,
+    input_ids: Sequence[int] | None,
+) -> None:
+    """AROUND hook: SGLang's checks of a request, preceded by that of its token ids.
+
+    An empty prompt, or an id without a row in the embedding, ends the scheduler and every request with
+    it. Other models are left alone: multimodal ones write ids beyond the vocabulary on purpose.
+
+    Raises:
+        ValueError: names what is wrong; SGLang answers it with 400.
+    """
+    config = self.model_config
+    if input_ids is not None and any(name in ARCHITECTURES for name in config.hf_config.architectures or ()):
+        check_prompt_ids(input_ids, config.vocab_size)
+    original(self, obj, input_ids)
+
+
+def check_prompt_ids(input_ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse a prompt without ids, and ids that the embedding has no row for.
+
+    Args:
+        input_ids: One prompt.
+        vocab_size: Rows of the embedding.
+
+    Raises:
+        ValueError: says so, or names the first such id and where it stands.
+    """
+    if not input_ids:
+        raise ValueError("the prompt has 0 tokens, expected at least 1; send some text or input_ids")
+    try:
+        # Passes in C: a prompt of 200,000 ids takes milliseconds. It is the form SGLang sends on.
+        ids = array("q", input_ids)
+    except (TypeError, OverflowError):
+        pass  # something that is no integer of 64 bits; named below
+    else:
+        if min(ids) >= 0 and max(ids) < vocab_size:
+            return
+    for position, token_id in enumerate(input_ids):
+        if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise ValueError(
+                f"input_ids[{position}] is {token_id!r}, expected a token id from 0 to {vocab_size - 1}; "
+                "check that the prompt was tokenized for this model"
+            )
