@@ -59,9 +59,10 @@ SEAMS: tuple[Seam, ...] = (
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
         kind="around",
         scope="everywhere",
-        implementation="sglang_glm.compat.prompt_ids:validate_one_request",
-        why="an empty prompt, or a token id beyond the vocabulary, ends the scheduler and every request with it",
-        remove_when="SGLang checks a prompt's ids as it checks those of token_ids_logprob",
+        implementation="sglang_glm.compat.request_checks:validate_one_request",
+        why="an empty prompt, ids beyond the vocabulary, or more log-probabilities than there are end the "
+        "scheduler, and every request with it",
+        remove_when="SGLang checks these as it checks token_ids_logprob",
     ),
     Seam(
         target="sglang.srt.layers.moe.utils.MoeA2ABackend",

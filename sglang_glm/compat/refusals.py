@@ -135,7 +135,7 @@ def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]
     ]
     return [
         *dense,
-        *_ignored_on_cpu(view, facts),
+        *_without_effect_on_cpu(view, facts),
         *_draft_lengths(view),
         (
             "--enable-mixed-chunk",
@@ -160,14 +160,24 @@ def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]
     ]
 
 
-def _ignored_on_cpu(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
-    """Flags that would be read and then have no effect."""
+def _without_effect_on_cpu(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
+    """Flags that would be ignored, or fail later with a message about something else."""
     on_cpu = not has_accelerator()
     return [
         (
             f"--page-size {view.page_size}",
             on_cpu and view.page_size not in (None, PAGE_SIZE),
             f"its caches have pages of {PAGE_SIZE} tokens; leave the flag out",
+        ),
+        (
+            f"--max-total-tokens {view.max_total_tokens}",
+            on_cpu and view.max_total_tokens is not None and view.max_total_tokens < PAGE_SIZE,
+            f"it holds no whole page of {PAGE_SIZE} tokens; raise it or leave the flag out",
+        ),
+        (
+            "--enable-lora (or --lora-paths)",
+            on_cpu and bool(view.enable_lora or view.lora_paths),
+            "SGLang applies adapters with CUDA kernels; merge them into the checkpoint",
         ),
         (
             f"--quantization {view.quantization}",

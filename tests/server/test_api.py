@@ -6,7 +6,7 @@ test_reasoning                  thinking on and off
 test_anthropic                  /v1/messages
 test_json_schema                constrained output
 test_too_long                   400 with both numbers
-test_bad_prompts                no tokens, or ids without an embedding: 400, and the server serves on
+test_bad_requests               what would end the scheduler gets a 400, and the server serves on
 test_disconnect                 a client that leaves takes its request with it
 test_abort_mid_prefill          abort between chunks: nothing is cached of it, every page returns
 test_metrics                    tokens are counted
@@ -148,11 +148,21 @@ def test_too_long(server: Server) -> None:
         ("/generate", {"text": ""}, "0 tokens"),
         ("/generate", {"input_ids": [[5, 6], [5, 2**20]]}, "input_ids[1] is 1048576"),
         ("/generate", {"input_ids": [-1, 5]}, "input_ids[0] is -1"),
+        (
+            "/generate",
+            {"input_ids": [5, 6], "return_logprob": True, "logprob_start_len": -2},
+            "logprob_start_len is -2",
+        ),
+        (
+            "/v1/completions",
+            {"model": "m", "prompt": "Hello", "logprobs": 2**20},
+            "top_logprobs_num is 1048576",
+        ),
         ("/v1/completions", {"model": "m", "prompt": ""}, "0 tokens"),
         ("/v1/completions", {"model": "m", "prompt": [5, 2**20]}, "input_ids[1] is 1048576"),
     ],
 )
-def test_bad_prompts(server: Server, path: str, body: dict, said: str) -> None:
+def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:
     response = server.post(path, **body)
     assert response.status_code == 400 and said in response.text
     assert len(server.generate([5, 6])["output_ids"]) == 8

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     "fp8 cache": (["--kv-cache-dtype", "fp8_e4m3"], {"kv_cache_dtype": "fp8_e4m3"}),
     "bf16 cache": (["--kv-cache-dtype", "bf16"], {"kv_cache_dtype": "bfloat16"}),
     "fp8_e5m2 cache": (["--kv-cache-dtype", "fp8_e5m2"], ["fp8_e5m2", "fp8_e4m3"]),
+    "fp16": (["--dtype", "float16"], ["--dtype float16", "bfloat16 or float32"]),
     "stock prefill": (
         ["--dsa-prefill-backend", "flashmla_sparse_q8"],
         ["--dsa-prefill-backend", "flashmla_sparse_q8", "CUDA", "glm_sparse"],
@@ -62,6 +63,8 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     "mixed chunk": (["--enable-mixed-chunk"], ["--enable-mixed-chunk"]),
     "page size": (["--page-size", "1"], ["--page-size 1", "pages of 64", "leave the flag out"]),
     "our page size": (["--page-size", "64"], {"page_size": 64}),
+    "no page": (["--max-total-tokens", "32"], ["--max-total-tokens 32", "page of 64"]),
+    "adapters": (["--enable-lora", "--max-lora-rank", "8"], ["--enable-lora", "merge them"]),
     "quantising at load": (
         ["--quantization", "fp8"],
         ["--quantization fp8", "as the checkpoint has them", "leave the flag out"],

@@ -1,4 +1,4 @@
-"""Token ids of a prompt are checked before they reach a scheduler."""
+"""Requests that would end a scheduler are answered with 400 instead."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ def validate_one_request(
     obj: Any,
     input_ids: Sequence[int] | None,
 ) -> None:
-    """AROUND hook: SGLang's checks of a request, preceded by that of its token ids.
+    """AROUND hook: SGLang's checks of a request, preceded by those that it lacks.
 
-    An empty prompt, or an id without a row in the embedding, ends the scheduler and every request with
-    it. Other models are left alone: multimodal ones write ids beyond the vocabulary on purpose.
+    What they refuse ends the scheduler, and every request with it. Other models are left alone:
+    multimodal ones write ids beyond the vocabulary on purpose.
 
     Raises:
         ValueError: names what is wrong; SGLang answers it with 400.
     """
     config = self.model_config
-    if input_ids is not None and any(name in ARCHITECTURES for name in config.hf_config.architectures or ()):
-        check_prompt_ids(input_ids, config.vocab_size)
+    if any(name in ARCHITECTURES for name in config.hf_config.architectures or ()):
+        if input_ids is not None:
+            check_prompt_ids(input_ids, config.vocab_size)
+        check_logprobs(obj, config.vocab_size)
     original(self, obj, input_ids)
 
 
@@ -59,3 +61,25 @@ def check_prompt_ids(input_ids: Sequence[int], vocab_size: int) -> None:
                 f"input_ids[{position}] is {token_id!r}, expected a token id from 0 to {vocab_size - 1}; "
                 "check that the prompt was tokenized for this model"
             )
+
+
+def check_logprobs(obj: Any, vocab_size: int) -> None:
+    """Refuse log-probabilities of positions and tokens that there are none of.
+
+    Args:
+        obj: One request. An embedding request asks for none.
+        vocab_size: Columns of the logits.
+
+    Raises:
+        ValueError: names the field and its value.
+    """
+    if not getattr(obj, "return_logprob", False):
+        return
+    start, top = obj.logprob_start_len, obj.top_logprobs_num
+    if start is not None and start < -1:
+        raise ValueError(
+            f"logprob_start_len is {start}, expected a position of the prompt, or -1 for log-probabilities "
+            "of the output alone"
+        )
+    if top is not None and not 0 <= top <= vocab_size:
+        raise ValueError(f"top_logprobs_num is {top}, expected 0 to {vocab_size}, the vocabulary")

@@ -1,8 +1,9 @@
-"""Token ids of a prompt, before they reach a scheduler.
+"""Requests that would end a scheduler.
 
 test_ids_of_the_vocabulary     both edges pass
 test_ids_beyond                each side of the vocabulary, anywhere in the prompt, and what is no id
 test_no_ids                    an empty text too is a prompt without ids
+test_logprobs                  of positions and tokens that there are none of
 test_other_models              their ids are theirs: multimodal ones write some beyond the vocabulary
 test_sglang_checks_still_run   and see what ours has passed
 """
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from sglang_glm.compat.prompt_ids import check_prompt_ids, validate_one_request
+from sglang_glm.compat.request_checks import check_prompt_ids, validate_one_request
 
 VOCAB = 896
 
 
-def request(architecture: str, input_ids: list[Any] | None) -> list[list[Any] | None]:
+def request(
+    architecture: str, input_ids: list[Any] | None, **fields: object
+) -> list[list[Any] | None]:
     """Send one request through the hook and return what reached SGLang's own checks."""
     reached = []
     manager: Any = types.SimpleNamespace(
@@ -25,7 +28,8 @@ def request(architecture: str, input_ids: list[Any] | None) -> list[list[Any] | 
             vocab_size=VOCAB, hf_config=types.SimpleNamespace(architectures=[architecture])
         )
     )
-    validate_one_request(lambda self, obj, ids: reached.append(ids), manager, object(), input_ids)
+    obj = types.SimpleNamespace(**fields)
+    validate_one_request(lambda self, obj, ids: reached.append(ids), manager, obj, input_ids)
     return reached
 
 
@@ -45,6 +49,24 @@ def test_ids_beyond(bad: Any, position: int) -> None:
 def test_no_ids() -> None:
     with pytest.raises(ValueError, match=r"the prompt has 0 tokens, expected at least 1;"):
         request("GlmMoeDsaForCausalLM", [])
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("logprob_start_len", (-2, -(2**40)), (-1, 0, None)),
+        ("top_logprobs_num", (-1, VOCAB + 1, 2**40), (0, VOCAB, None)),
+    ],
+)
+def test_logprobs(field: str, bad: tuple[int, ...], good: tuple[int | None, ...]) -> None:
+    asked = {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": 0}
+    for value in bad:
+        with pytest.raises(ValueError, match=rf"{field} is {value}, expected"):
+            request("GlmMoeDsaForCausalLM", [5], **(asked | {field: value}))
+        unasked = asked | {field: value, "return_logprob": False}
+        assert request("GlmMoeDsaForCausalLM", [5], **unasked) == [[5]]
+    for value in good:
+        assert request("GlmMoeDsaForCausalLM", [5], **(asked | {field: value})) == [[5]]
 
 
 @pytest.mark.parametrize("ids", [[5, VOCAB], []])
