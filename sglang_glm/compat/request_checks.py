@@ -46,7 +46,9 @@ def check_prompt_ids(input_ids: Sequence[int], vocab_size: int) -> None:
         ValueError: says so, or names the first such id and where it stands.
     """
     if not input_ids:
-        raise ValueError("the prompt has 0 tokens, expected at least 1; send some text or input_ids")
+        raise ValueError(
+            "the prompt has 0 tokens, expected at least 1; send some text or input_ids"
+        )
     try:
         # Passes in C: a prompt of 200,000 ids takes milliseconds. It is the form SGLang sends on.
         ids = array("q", input_ids)
