@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ def validate_one_request(
 ) -> None:
     """AROUND hook: SGLang's checks of a request, preceded by those that it lacks.
 
-    What they refuse ends the scheduler, and every request with it. Other models are left alone:
+    Nearly all that they refuse ends the scheduler, and every request with it. Other models are left alone:
     multimodal ones write ids beyond the vocabulary on purpose.
 
     Raises:
@@ -32,6 +33,7 @@ def validate_one_request(
         if input_ids is not None:
             check_prompt_ids(input_ids, config.vocab_size)
         check_logprobs(obj, config.vocab_size)
+        check_stop_regex(obj)
     original(self, obj, input_ids)
 
 
@@ -85,3 +87,19 @@ def check_logprobs(obj: Any, vocab_size: int) -> None:
         )
     if top is not None and not 0 <= top <= vocab_size:
         raise ValueError(f"top_logprobs_num is {top}, expected 0 to {vocab_size}, the vocabulary")
+
+
+def check_stop_regex(obj: Any) -> None:
+    """Refuse patterns that do not compile; SGLang answers those with 500 and no word.
+
+    Raises:
+        ValueError: names the pattern and what is wrong with it.
+    """
+    patterns = (getattr(obj, "sampling_params", None) or {}).get("stop_regex") or []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"stop_regex is {pattern!r}, expected a regular expression: {error}"
+            ) from None

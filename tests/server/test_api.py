@@ -158,6 +158,11 @@ def test_too_long(server: Server) -> None:
             {"model": "m", "prompt": "Hello", "logprobs": 2**20},
             "top_logprobs_num is 1048576",
         ),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"stop_regex": "("}},
+            "stop_regex is '(', expected",
+        ),
         ("/v1/completions", {"model": "m", "prompt": [5, 2**20]}, "input_ids[1] is 1048576"),
     ],
 )

@@ -4,6 +4,7 @@ test_ids_of_the_vocabulary     both edges pass
 test_ids_beyond                each side of the vocabulary, anywhere in the prompt, and what is no id
 test_no_ids                    an empty text too is a prompt without ids
 test_logprobs                  of positions and tokens that there are none of
+test_stop_regex                a pattern that does not compile, alone or among others
 test_other_models              their ids are theirs: multimodal ones write some beyond the vocabulary
 test_sglang_checks_still_run   and see what ours has passed
 """
@@ -67,6 +68,15 @@ def test_logprobs(field: str, bad: tuple[int, ...], good: tuple[int | None, ...]
         assert request("GlmMoeDsaForCausalLM", [5], **unasked) == [[5]]
     for value in good:
         assert request("GlmMoeDsaForCausalLM", [5], **(asked | {field: value})) == [[5]]
+
+
+@pytest.mark.parametrize("stop_regex", ["(", ["a", "(b"]])
+def test_stop_regex(stop_regex: str | list[str]) -> None:
+    with pytest.raises(ValueError, match=r"stop_regex is '\(b?', expected a regular expression: "):
+        request("GlmMoeDsaForCausalLM", [5], sampling_params={"stop_regex": stop_regex})
+    for good in ("a+", ["a+", "b"], None):
+        asked = {"stop_regex": good}
+        assert request("GlmMoeDsaForCausalLM", [5], sampling_params=asked) == [[5]]
 
 
 @pytest.mark.parametrize("ids", [[5, VOCAB], []])
