@@ -311,6 +311,15 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="--sleep-on-idle serves attention DP",
     ),
     Seam(
+        target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+        "release_memory_occupation",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.weight_updater:release_memory_occupation",
+        why="/release_memory_occupation waits for CUDA, which ends the server",
+        remove_when="SGLang waits for the platform's device",
+    ),
+    Seam(
         target="sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
         kind="replace",
         scope="host",

@@ -7,6 +7,7 @@ test_anthropic                  /v1/messages
 test_json_schema                constrained output
 test_too_long                   400 with both numbers
 test_bad_requests               what would end the scheduler gets a 400, and the server serves on
+test_release_and_resume         of memory, as a trainer asks for it between two rollouts
 test_disconnect                 a client that leaves takes its request with it
 test_abort_mid_prefill          abort between chunks: nothing is cached of it, every page returns
 test_metrics                    tokens are counted
@@ -170,6 +171,15 @@ def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:
     response = server.post(path, **body)
     assert response.status_code == 400 and said in response.text
     assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
+def test_release_and_resume(server: Server) -> None:
+    ids = prompt(server, 100, seed=4)
+    before = server.generate(ids)["output_ids"]
+    server.wait_idle()
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        assert server.post(path).status_code == 200
+    assert server.generate(ids)["output_ids"] == before
 
 
 def test_disconnect(server: Server) -> None:
