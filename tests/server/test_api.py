@@ -8,6 +8,7 @@ test_json_schema                constrained output
 test_too_long                   400 with both numbers
 test_bad_requests               what would end the scheduler gets a 400, and the server serves on
 test_release_and_resume         of memory, as a trainer asks for it between two rollouts
+test_profile                    a profile of one batch is written
 test_disconnect                 a client that leaves takes its request with it
 test_abort_mid_prefill          abort between chunks: nothing is cached of it, every page returns
 test_metrics                    tokens are counted
@@ -16,6 +17,7 @@ test_metrics                    tokens are counted
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import requests
@@ -180,6 +182,13 @@ def test_release_and_resume(server: Server) -> None:
     for path in ("/release_memory_occupation", "/resume_memory_occupation"):
         assert server.post(path).status_code == 200
     assert server.generate(ids)["output_ids"] == before
+
+
+def test_profile(server: Server, tmp_path: Path) -> None:
+    started = server.post("/start_profile", output_dir=str(tmp_path), num_steps=2)
+    assert started.status_code == 200, started.text
+    server.generate(prompt(server, 20, seed=5))
+    assert any(tmp_path.rglob("*.trace.json.gz"))
 
 
 def test_disconnect(server: Server) -> None:
