@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from transformers import PretrainedConfig
 
 from sglang_glm.attention import cuda_choice, registry
+from sglang_glm.checkpoint.files import check_files
 from sglang_glm.checkpoint.spec import FP8_BLOCK
 from sglang_glm.compat.topology_refusals import check_topology
 from sglang_glm.config import ARCHITECTURES, GlmDsaConfig
@@ -36,12 +38,14 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Check the config and the flags of a GLM model before SGLang adjusts anything for it.
 
     Raises:
-        ValueError: names the field or the flag, and what to do.
+        ValueError: names the field, the flag or the file, and what to do.
     """
     view = resolving_view(server_args)
     architectures = model_config_of(view).hf_config.architectures or []
     if any(name in ARCHITECTURES for name in architectures):
         facts = check_config(view)
+        if view.load_format in ("auto", "safetensors"):
+            check_files(Path(view.model_path))
         check_topology(view, facts)
         check_flags(view, facts)
         check_backends(view, facts)

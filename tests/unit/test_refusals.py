@@ -2,6 +2,7 @@
 
 test_outcomes          every row of `CASES`, through SGLang's own argument resolution
 test_changed_configs   a config.json that lacks a field or describes what is not served
+test_weight_files      cut short: refused unless they are not read
 test_reference_command the start command of GLM's documents: accepted by the parser as it stands
 """
 
@@ -165,6 +166,15 @@ def changed_copy(directory: Path, change: dict) -> str:
     return str(directory)
 
 
+def shortened(directory: Path) -> str:
+    """The checkpoint without the last byte of a file."""
+    file = next(directory.glob("*.safetensors"))
+    whole = file.read_bytes()
+    file.unlink()
+    file.write_bytes(whole[:-1])
+    return str(directory)
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """Every command line of this module, resolved in one process."""
@@ -175,6 +185,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     }
     for name, change in CHANGES.items():
         cases[name] = (["--model", changed_copy(root / name, change)], [])
+    short = changed_copy(root / "short", {})
+    cases["cut short"] = (["--model", shortened(Path(short))], [])
+    cases["cut short, not read"] = (["--model", short, "--load-format", "dummy"], ["load_format"])
     cases["reference command"] = (["--model", MODEL, *REFERENCE_COMMAND.split()], [])
     return dict(zip(cases, resolve(list(cases.values())), strict=True))
 
@@ -199,3 +212,8 @@ def test_reference_command(outcomes: dict[str, dict]) -> None:
     # The parser takes every flag; what cannot hold on this platform is named.
     refused = outcomes["reference command"].get("refused", "")
     assert "deepep" in refused or "--dsa-prefill-backend" in refused, outcomes["reference command"]
+
+
+def test_weight_files(outcomes: dict[str, dict]) -> None:
+    assert "bytes, expected" in outcomes["cut short"].get("refused", "")
+    assert outcomes["cut short, not read"] == {"resolved": {"load_format": "dummy"}}
