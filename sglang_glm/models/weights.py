@@ -84,11 +84,22 @@ class CheckpointStream:
         self._waiting: dict[str, dict[str, torch.Tensor]] = {}
 
     def check(self, weights: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass `weights` on, each checked by name, shape and scale.
+        """Pass `weights` on, each checked by name, shape and scale, and by value where the CPU serves.
 
         Raises:
-            ValueError: a tensor is unknown, of another shape, or FP8 without a scale; names it.
+            ValueError: a tensor is unknown, of another shape or dtype, FP8 without a scale, or holds
+                NaN or infinity; names it.
         """
+        for name, tensor in self._in_dtype(weights):
+            # A GPU's server would wait minutes for a look at every value.
+            if self._dequantize_to is not None and not torch.isfinite(tensor).all():
+                raise ValueError(
+                    f"checkpoint tensor {name} holds NaN or infinity, expected finite weights; the file is "
+                    "damaged, or the training diverged"
+                )
+            yield name, tensor
+
+    def _in_dtype(self, weights: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
             if _IGNORED.search(name):
                 continue

@@ -5,6 +5,8 @@ test_exclusion_lists       parts kept in BF16, in every combination that release
 test_dequantized           FP8 blocks leave the stream as code times scale
 test_stacked_experts       transformers' two stacked expert tensors count for all of them
 test_refused               each damage is refused by the tensor's name
+test_fp8_without_scale     or with one for a whole tensor
+test_not_finite            NaN and infinity, where the CPU serves
 """
 
 import json
@@ -187,3 +189,18 @@ def test_fp8_with_one_scale_a_tensor(fp8) -> None:
     damaged = tensors | {"model.layers.0.self_attn.o_proj.weight_scale_inv": torch.ones(())}
     with pytest.raises(ValueError, match=r"o_proj\.weight: .*scale is \[\].*one scale a block"):
         passed(config, damaged, dequantize_to=torch.float32)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_not_finite(bf16, fp8, value: float) -> None:
+    for (config, tensors), name in (
+        (bf16, "model.norm.weight"),
+        (bf16, "model.layers.1.self_attn.o_proj.weight"),
+        (fp8, "model.layers.1.self_attn.o_proj.weight_scale_inv"),
+    ):
+        damaged = tensors | {name: tensors[name].clone()}
+        damaged[name].view(-1)[-1] = value
+        with pytest.raises(ValueError, match=r"\.weight holds NaN or infinity"):
+            passed(config, damaged, dequantize_to=torch.float32)
+        # Where SGLang keeps FP8 the values are not looked at.
+        passed(config, damaged)

@@ -17,7 +17,7 @@ def release_memory_occupation(original: Callable[..., Any], self: Any, recv_req:
     there is no such device.
     """
     stock = torch.get_device_module
-    torch.get_device_module = lambda device=None: torch.cpu
+    torch.get_device_module = lambda device=None: torch.cpu  # type: ignore[assignment]
     try:
         return original(self, recv_req)
     finally:
