@@ -46,7 +46,11 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     "fp8 cache": (["--kv-cache-dtype", "fp8_e4m3"], {"kv_cache_dtype": "fp8_e4m3"}),
     "bf16 cache": (["--kv-cache-dtype", "bf16"], {"kv_cache_dtype": "bfloat16"}),
     "fp8_e5m2 cache": (["--kv-cache-dtype", "fp8_e5m2"], ["fp8_e5m2", "fp8_e4m3"]),
-    "fp16": (["--dtype", "float16"], ["--dtype float16", "bfloat16 or float32"]),
+    "fp16": (["--dtype", "float16"], ["--dtype float16", "add --kv-cache-dtype bf16"]),
+    "fp16 over bf16": (
+        ["--dtype", "float16", "--kv-cache-dtype", "bf16"],
+        {"dtype": "float16", "kv_cache_dtype": "bfloat16"},
+    ),
     "stock prefill": (
         ["--dsa-prefill-backend", "flashmla_sparse_q8"],
         ["--dsa-prefill-backend", "flashmla_sparse_q8", "CUDA", "glm_sparse"],

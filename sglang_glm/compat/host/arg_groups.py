@@ -53,7 +53,7 @@ def dsa_kv_cache_dtype_default(view: Any) -> dict[str, str]:
     if view.kv_cache_dtype == "auto" and model_config_of(view).dtype == torch.float16:
         raise ValueError(
             "--dtype float16 (or dtype in config.json): the CPU pool stores no float16 latents; choose "
-            "--dtype bfloat16 or float32"
+            "--dtype bfloat16 or float32, or add --kv-cache-dtype bf16"
         )
     return {"kv_cache_dtype": "bfloat16"} if view.kv_cache_dtype == "bf16" else {}
 
