@@ -140,7 +140,7 @@ def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]
     return [
         *dense,
         *_without_effect_on_cpu(view, facts),
-        *_draft_lengths(view),
+        *_draft_refusals(view, facts),
         (
             "--enable-mixed-chunk",
             view.enable_mixed_chunk,
@@ -150,6 +150,11 @@ def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]
             "--enable-two-batch-overlap",
             view.enable_two_batch_overlap,
             "the halves do not carry a selection from full to shared layers; leave the flag out",
+        ),
+        (
+            "--is-embedding",
+            view.is_embedding,
+            "the model generates and has no embedding of a text; leave the flag out",
         ),
         (
             "--enable-eplb",
@@ -192,12 +197,18 @@ def _without_effect_on_cpu(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bo
     ]
 
 
-def _draft_lengths(view: Any) -> list[tuple[str, bool, str]]:
-    """Lengths of a draft that SGLang does arithmetic with before it has looked at them."""
+def _draft_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
+    """Drafts without a layer to draft with, and lengths that SGLang uses before it has looked at them."""
     steps, topk = view.speculative_num_steps, view.speculative_eagle_topk
     chain = view.speculative_algorithm in ("EAGLE", "NEXTN") and not view.speculative_adaptive
     lone = steps is None and view.speculative_num_draft_tokens is not None
+    own_draft = view.speculative_draft_model_path in (None, view.model_path)
     return [
+        (
+            f"--speculative-algorithm {view.speculative_algorithm}",
+            chain and own_draft and facts.mtp_layer_id is None,
+            "the checkpoint has no MTP layer (num_nextn_predict_layers is 0); leave the flag out",
+        ),
         (
             f"--speculative-num-steps {steps}",
             chain and steps is not None and steps < 1,

@@ -82,6 +82,13 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--speculative-algorithm", "EAGLE", "--speculative-num-draft-tokens", "4"],
         ["--speculative-num-steps None", "give both"],
     ),
+    "no layer to draft with": (
+        [
+            *("--speculative-algorithm", "EAGLE"),
+            *("--json-model-override-args", '{"num_nextn_predict_layers": 0}'),
+        ],
+        ["--speculative-algorithm EAGLE", "no MTP layer"],
+    ),
     "no draft steps": (
         ["--speculative-algorithm", "EAGLE", *("--speculative-num-steps", "0")],
         ["--speculative-num-steps 0", "at least 1 step"],
@@ -91,6 +98,7 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--json-model-override-args []", "expected a JSON object"],
     ),
     "two batch overlap": (["--enable-two-batch-overlap"], ["--enable-two-batch-overlap"]),
+    "embedding": (["--is-embedding"], ["--is-embedding", "leave the flag out"]),
     "eplb": (["--enable-eplb"], ["--enable-eplb"]),
     "selections with drafts": (
         ["--enable-return-indexer-topk", "--speculative-algorithm", "EAGLE"],
