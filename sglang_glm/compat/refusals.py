@@ -152,6 +152,11 @@ def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]
             "the halves do not carry a selection from full to shared layers; leave the flag out",
         ),
         (
+            f"--context-length {view.context_length}",
+            view.context_length is not None and view.context_length < 1,
+            "a context has at least 1 token; leave the flag out for the model's own",
+        ),
+        (
             "--is-embedding",
             view.is_embedding,
             "the model generates and has no embedding of a text; leave the flag out",
@@ -182,6 +187,16 @@ def _without_effect_on_cpu(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bo
             f"--max-total-tokens {view.max_total_tokens}",
             on_cpu and view.max_total_tokens is not None and view.max_total_tokens < PAGE_SIZE,
             f"it holds no whole page of {PAGE_SIZE} tokens; raise it or leave the flag out",
+        ),
+        (
+            "--enable-hisparse",
+            on_cpu and view.enable_hisparse,
+            "it moves selected rows between a GPU and its host; leave the flag out",
+        ),
+        (
+            "--enable-pdmux",
+            on_cpu and view.enable_pdmux,
+            "it divides a GPU between prefill and decode; leave the flag out",
         ),
         (
             "--enable-lora (or --lora-paths)",

@@ -98,6 +98,9 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--json-model-override-args []", "expected a JSON object"],
     ),
     "two batch overlap": (["--enable-two-batch-overlap"], ["--enable-two-batch-overlap"]),
+    "no context": (["--context-length", "0"], ["--context-length 0", "at least 1 token"]),
+    "hisparse": (["--enable-hisparse"], ["--enable-hisparse", "a GPU and its host"]),
+    "pdmux": (["--enable-pdmux"], ["--enable-pdmux", "divides a GPU"]),
     "embedding": (["--is-embedding"], ["--is-embedding", "leave the flag out"]),
     "eplb": (["--enable-eplb"], ["--enable-eplb"]),
     "selections with drafts": (
