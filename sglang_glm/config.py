@@ -90,8 +90,11 @@ class _Fields:
         value = self.get(name)
         if value is None:
             return default
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value < math.inf
+        ):
             raise _refuse(name, value, "a positive number", f"correct {name} in config.json")
         return float(value)
 
