@@ -6,6 +6,7 @@ beyond the standard library, so planning and layout code can use it on a machine
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -92,7 +93,11 @@ class _Fields:
         value = self.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value < math.inf
+        ):
             raise _refuse(name, value, "a positive number", f"correct {name} in config.json")
         return float(value)
 

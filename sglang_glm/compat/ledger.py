@@ -56,6 +56,15 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="SGLang registers these backends by name",
     ),
     Seam(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.request_checks:validate_one_request",
+        why="an empty prompt, ids beyond the vocabulary, or more log-probabilities than there are end the "
+        "scheduler, and every request with it",
+        remove_when="SGLang checks these as it checks token_ids_logprob",
+    ),
+    Seam(
         target="sglang.srt.layers.moe.utils.MoeA2ABackend",
         kind="setting",
         scope="everywhere",
@@ -284,6 +293,15 @@ SEAMS: tuple[Seam, ...] = (
         implementation=f"{_HOST}.scheduler:pause_when_idle",
         why="idle attention-DP ranks spin on the cores that busy ranks compute with",
         remove_when="--sleep-on-idle serves attention DP",
+    ),
+    Seam(
+        target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+        "release_memory_occupation",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.weight_updater:release_memory_occupation",
+        why="/release_memory_occupation waits for CUDA, which ends the server",
+        remove_when="SGLang waits for the platform's device",
     ),
     _replacement(
         "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from glm_kernels.cache.layout import PAGE_SIZE
 from sglang.srt.arg_groups.overrides import model_config_of, resolving_view
 from transformers import PretrainedConfig
 
 from sglang_glm.attention import cuda_choice, registry
+from sglang_glm.checkpoint.files import check_files
+from sglang_glm.checkpoint.spec import FP8_BLOCK
 from sglang_glm.compat.topology_refusals import check_topology
 from sglang_glm.config import GlmDsaConfig, is_glm_moe_dsa
 from sglang_glm.platform import has_accelerator, has_cuda
@@ -34,13 +38,15 @@ def refuse_unserved(server_args: Any, previous: Callable[[Any], None]) -> None:
     """Check the config and the flags of a GLM model before SGLang adjusts anything for it.
 
     Raises:
-        ValueError: names the field or the flag, and what to do.
+        ValueError: names the field, the flag or the file, and what to do.
     """
     view = resolving_view(server_args)
     if is_glm_moe_dsa(model_config_of(view).hf_config.architectures):
         facts = check_config(view)
+        if view.load_format in ("auto", "safetensors"):
+            check_files(Path(view.model_path))
         check_topology(view, facts)
-        check_flags(view)
+        check_flags(view, facts)
         check_backends(view, facts)
     previous(server_args)
 
@@ -61,16 +67,21 @@ def check_config(view: Any) -> GlmDsaConfig:
             f"quantization_config.quant_method is {facts.quant_method!r}: glm_moe_dsa is served from BF16 "
             "and FP8 (128x128 blocks) checkpoints"
         )
+    if facts.weight_block_size not in (None, (FP8_BLOCK, FP8_BLOCK)):
+        raise ValueError(
+            f"quantization_config.weight_block_size is {list(facts.weight_block_size)}: glm_moe_dsa is "
+            f"served from FP8 checkpoints with one scale a block of {FP8_BLOCK} x {FP8_BLOCK}"
+        )
     return facts
 
 
-def check_flags(view: Any) -> None:
+def check_flags(view: Any, facts: GlmDsaConfig) -> None:
     """Refuse flags that the sparse path would ignore or break on.
 
     Raises:
         ValueError: names the flag and the reason.
     """
-    for flag, is_set, reason in _flag_refusals(view):
+    for flag, is_set, reason in _flag_refusals(view, facts):
         if is_set:
             raise ValueError(f"{flag} is not served for glm_moe_dsa: {reason}")
 
@@ -116,7 +127,7 @@ def _cuda_obstacle(view: Any, facts: GlmDsaConfig, name: str) -> str | None:
     return None
 
 
-def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
+def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
     dense = [
         (
             f"--{field.replace('_', '-')} {getattr(view, field)}",
@@ -127,6 +138,8 @@ def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
     ]
     return [
         *dense,
+        *_without_effect_on_cpu(view, facts),
+        *_draft_refusals(view, facts),
         (
             "--enable-mixed-chunk",
             view.enable_mixed_chunk,
@@ -136,6 +149,16 @@ def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
             "--enable-two-batch-overlap",
             view.enable_two_batch_overlap,
             "the halves do not carry a selection from full to shared layers; leave the flag out",
+        ),
+        (
+            f"--context-length {view.context_length}",
+            view.context_length is not None and view.context_length < 1,
+            "a context has at least 1 token; leave the flag out for the model's own",
+        ),
+        (
+            "--is-embedding",
+            view.is_embedding,
+            "the model generates and has no embedding of a text; leave the flag out",
         ),
         (
             "--enable-eplb",
@@ -150,5 +173,75 @@ def _flag_refusals(view: Any) -> list[tuple[str, bool, str]]:
     ]
 
 
+def _without_effect_on_cpu(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
+    """Flags that would be ignored, or fail later with a message about something else."""
+    on_cpu = not has_accelerator()
+    return [
+        (
+            f"--page-size {view.page_size}",
+            on_cpu and view.page_size not in (None, PAGE_SIZE),
+            f"its caches have pages of {PAGE_SIZE} tokens; leave the flag out",
+        ),
+        (
+            f"--max-total-tokens {view.max_total_tokens}",
+            on_cpu and view.max_total_tokens is not None and view.max_total_tokens < PAGE_SIZE,
+            f"it holds no whole page of {PAGE_SIZE} tokens; raise it or leave the flag out",
+        ),
+        (
+            "--enable-hisparse",
+            on_cpu and view.enable_hisparse,
+            "it moves selected rows between a GPU and its host; leave the flag out",
+        ),
+        (
+            "--enable-pdmux",
+            on_cpu and view.enable_pdmux,
+            "it divides a GPU between prefill and decode; leave the flag out",
+        ),
+        (
+            "--enable-lora (or --lora-paths)",
+            on_cpu and bool(view.enable_lora or view.lora_paths),
+            "SGLang applies adapters with CUDA kernels; merge them into the checkpoint",
+        ),
+        (
+            f"--quantization {view.quantization}",
+            on_cpu and view.quantization not in (None, "unquant", facts.quant_method),
+            "on the CPU weights are served as the checkpoint has them, BF16 or dequantised FP8; "
+            "leave the flag out",
+        ),
+    ]
+
+
+def _draft_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]]:
+    """Drafts without a layer to draft with, and lengths that SGLang uses before it has looked at them."""
+    steps, topk = view.speculative_num_steps, view.speculative_eagle_topk
+    chain = view.speculative_algorithm in ("EAGLE", "NEXTN") and not view.speculative_adaptive
+    lone = steps is None and view.speculative_num_draft_tokens is not None
+    own_draft = view.speculative_draft_model_path in (None, view.model_path)
+    return [
+        (
+            f"--speculative-algorithm {view.speculative_algorithm}",
+            chain and own_draft and facts.mtp_layer_id is None,
+            "the checkpoint has no MTP layer (num_nextn_predict_layers is 0); leave the flag out",
+        ),
+        (
+            f"--speculative-num-steps {steps}",
+            chain and steps is not None and steps < 1,
+            "a draft has at least 1 step; leave --speculative-algorithm out to serve without drafts",
+        ),
+        (
+            f"--speculative-num-steps {steps} with --speculative-eagle-topk {topk}",
+            chain and ((steps is None) != (topk is None) or lone),
+            "SGLang fills them in only together; give both (topk 1), or leave out all the lengths of "
+            "a draft",
+        ),
+    ]
+
+
 def _overrides(view: Any) -> dict[str, Any]:
-    return json.loads(view.json_model_override_args or "{}")
+    text = view.json_model_override_args or "{}"
+    overrides = json.loads(text)
+    if not isinstance(overrides, dict):
+        raise ValueError(
+            f"--json-model-override-args {text}: expected a JSON object of fields of config.json"
+        )
+    return overrides

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Tensors = Iterable[tuple[str, torch.Tensor]]
 
 _FP8 = torch.float8_e4m3fn
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, _FP8)
 _SCALE = re.compile(r"\.weight_scale(_inv)?$")
 #: transformers writes the experts of a layer as two stacked tensors.
 _STACKED_EXPERTS = re.compile(r"\.mlp\.experts\.(gate_up_proj|down_proj)$")
@@ -83,22 +84,34 @@ class CheckpointStream:
         self._waiting: dict[str, dict[str, torch.Tensor]] = {}
 
     def check(self, weights: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass `weights` on, each checked by name, shape and scale.
+        """Pass `weights` on, each checked by name, shape and scale, and by value where the CPU serves.
 
         Raises:
-            ValueError: a tensor is unknown, of another shape, or FP8 without a scale; names it.
+            ValueError: a tensor is unknown, of another shape or dtype, FP8 without a scale, or holds
+                NaN or infinity; names it.
         """
+        for name, tensor in self._in_dtype(weights):
+            # A GPU's server would wait minutes for a look at every value.
+            if self._dequantize_to is not None and not torch.isfinite(tensor).all():
+                raise ValueError(
+                    f"checkpoint tensor {name} holds NaN or infinity, expected finite weights; the file is "
+                    "damaged, or the training diverged"
+                )
+            yield name, tensor
+
+    def _in_dtype(self, weights: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights:
             if _IGNORED.search(name):
                 continue
             if _STACKED_EXPERTS.search(name):
-                self._arrived_stacked(name)
+                self._arrived_stacked(name, tensor)
                 yield name, tensor
                 continue
             weight_name = _SCALE.sub(".weight", name)
             self._check_known(name, weight_name)
             if name == weight_name:
-                self._check_shape(name, tensor)
+                _check_shape(name, tensor, self._known[name])
+                _check_dtype(name, tensor)
                 self._missing.discard(name)
             if self._dequantize_to is None or not (name != weight_name or tensor.dtype == _FP8):
                 yield name, tensor
@@ -107,10 +120,7 @@ class CheckpointStream:
             pair["weight" if name == weight_name else "scale"] = tensor
             if len(pair) == 2:
                 del self._waiting[weight_name]
-                yield (
-                    weight_name,
-                    dequantize_blocks(pair["weight"], pair["scale"]).to(self._dequantize_to),
-                )
+                yield weight_name, _dequantize(weight_name, **pair).to(self._dequantize_to)
         if self._waiting:
             name, pair = next(iter(self._waiting.items()))
             lacking = "scale (weight_scale_inv)" if "weight" in pair else "weight"
@@ -144,19 +154,42 @@ class CheckpointStream:
             "(a wrong layer count, or indexer weights on a shared layer); correct config.json"
         )
 
-    def _check_shape(self, name: str, tensor: torch.Tensor) -> None:
-        expected = self._known[name]
-        if tuple(tensor.shape) != expected:
-            raise ValueError(
-                f"checkpoint tensor {name} is {list(tensor.shape)}, expected {list(expected)} by config.json"
-            )
-
-    def _arrived_stacked(self, name: str) -> None:
+    def _arrived_stacked(self, name: str, tensor: torch.Tensor) -> None:
         prefix, kind = name.rsplit(".", 1)
         parts = ("gate", "up") if kind == "gate_up_proj" else ("down",)
-        self._missing -= {
+        arrived = {
             known
-            for known in self._missing
+            for known in self._known
             if known.startswith(f"{prefix}.")
             and known.endswith(tuple(f".{part}_proj.weight" for part in parts))
         }
+        self._check_known(name, min(arrived, default=name))
+        rows, columns = self._known[min(arrived)]
+        _check_shape(name, tensor, (len(arrived) // len(parts), rows * len(parts), columns))
+        _check_dtype(name, tensor)
+        self._missing -= arrived
+
+
+def _check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != expected:
+        raise ValueError(
+            f"checkpoint tensor {name} is {list(tensor.shape)}, expected {list(expected)} by config.json"
+        )
+
+
+def _check_dtype(name: str, tensor: torch.Tensor) -> None:
+    """Codes of another format would be copied into the parameter as if they were values."""
+    if tensor.dtype not in _DTYPES:
+        raise ValueError(
+            f"checkpoint tensor {name} is {tensor.dtype}, expected one of "
+            f"{', '.join(str(dtype) for dtype in _DTYPES)}; use a BF16 or FP8 checkpoint"
+        )
+
+
+def _dequantize(name: str, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    try:
+        return dequantize_blocks(weight, scale)
+    except ValueError as error:
+        raise ValueError(
+            f"checkpoint tensor {name}: {error}; use a checkpoint with one scale a block"
+        ) from None

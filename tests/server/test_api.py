@@ -6,6 +6,9 @@ test_reasoning                  thinking on and off
 test_anthropic                  /v1/messages
 test_json_schema                constrained output
 test_too_long                   400 with both numbers
+test_bad_requests               what would end the scheduler gets a 400, and the server serves on
+test_release_and_resume         of memory, as a trainer asks for it between two rollouts
+test_profile                    a profile of one batch is written
 test_disconnect                 a client that leaves takes its request with it
 test_abort_mid_prefill          abort between chunks: nothing is cached of it, every page returns
 test_metrics                    tokens are counted
@@ -14,6 +17,7 @@ test_metrics                    tokens are counted
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import requests
@@ -139,6 +143,52 @@ def test_too_long(server: Server) -> None:
     response = chat(server, max_tokens=40000)
     assert response.status_code == 400
     assert "32768" in response.text and "40000" in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/generate", {"text": ""}, "0 tokens"),
+        ("/generate", {"input_ids": [[5, 6], [5, 2**20]]}, "input_ids[1] is 1048576"),
+        ("/generate", {"input_ids": [-1, 5]}, "input_ids[0] is -1"),
+        (
+            "/generate",
+            {"input_ids": [5, 6], "return_logprob": True, "logprob_start_len": -2},
+            "logprob_start_len is -2",
+        ),
+        (
+            "/v1/completions",
+            {"model": "m", "prompt": "Hello", "logprobs": 2**20},
+            "top_logprobs_num is 1048576",
+        ),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"stop_regex": "("}},
+            "stop_regex is '(', expected",
+        ),
+        ("/v1/completions", {"model": "m", "prompt": [5, 2**20]}, "input_ids[1] is 1048576"),
+    ],
+)
+def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:
+    response = server.post(path, **body)
+    assert response.status_code == 400 and said in response.text
+    assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
+def test_release_and_resume(server: Server) -> None:
+    ids = prompt(server, 100, seed=4)
+    before = server.generate(ids)["output_ids"]
+    server.wait_idle()
+    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+        assert server.post(path).status_code == 200
+    assert server.generate(ids)["output_ids"] == before
+
+
+def test_profile(server: Server, tmp_path: Path) -> None:
+    started = server.post("/start_profile", output_dir=str(tmp_path), num_steps=2)
+    assert started.status_code == 200, started.text
+    server.generate(prompt(server, 20, seed=5))
+    assert any(tmp_path.rglob("*.trace.json.gz"))
 
 
 def test_disconnect(server: Server) -> None:

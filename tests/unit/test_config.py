@@ -224,6 +224,8 @@ def test_every_shared_layer_has_the_nearest_earlier_source(num_layers, freq, off
         ({"n_shared_experts": None}, "n_shared_experts is None"),
         ({"norm_topk_prob": "yes"}, "norm_topk_prob is 'yes'"),
         ({"routed_scaling_factor": -1}, "routed_scaling_factor is -1"),
+        ({"routed_scaling_factor": float("inf")}, "routed_scaling_factor is inf"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),

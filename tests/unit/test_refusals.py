@@ -2,6 +2,7 @@
 
 test_outcomes          every row of `CASES`, through SGLang's own argument resolution
 test_changed_configs   a config.json that lacks a field or describes what is not served
+test_weight_files      cut short: refused unless they are not read
 test_reference_command the start command of GLM's documents: accepted by the parser as it stands
 """
 
@@ -45,6 +46,11 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     "fp8 cache": (["--kv-cache-dtype", "fp8_e4m3"], {"kv_cache_dtype": "fp8_e4m3"}),
     "bf16 cache": (["--kv-cache-dtype", "bf16"], {"kv_cache_dtype": "bfloat16"}),
     "fp8_e5m2 cache": (["--kv-cache-dtype", "fp8_e5m2"], ["fp8_e5m2", "fp8_e4m3"]),
+    "fp16": (["--dtype", "float16"], ["--dtype float16", "add --kv-cache-dtype bf16"]),
+    "fp16 over bf16": (
+        ["--dtype", "float16", "--kv-cache-dtype", "bf16"],
+        {"dtype": "float16", "kv_cache_dtype": "bfloat16"},
+    ),
     "stock prefill": (
         ["--dsa-prefill-backend", "flashmla_sparse_q8"],
         ["--dsa-prefill-backend", "flashmla_sparse_q8", "CUDA", "glm_sparse"],
@@ -60,7 +66,42 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--prefill-attention-backend torch_native", "leave the flag out"],
     ),
     "mixed chunk": (["--enable-mixed-chunk"], ["--enable-mixed-chunk"]),
+    "page size": (["--page-size", "1"], ["--page-size 1", "pages of 64", "leave the flag out"]),
+    "our page size": (["--page-size", "64"], {"page_size": 64}),
+    "no page": (["--max-total-tokens", "32"], ["--max-total-tokens 32", "page of 64"]),
+    "adapters": (["--enable-lora", "--max-lora-rank", "8"], ["--enable-lora", "merge them"]),
+    "quantising at load": (
+        ["--quantization", "fp8"],
+        ["--quantization fp8", "as the checkpoint has them", "leave the flag out"],
+    ),
+    "half a draft length": (
+        ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "3"],
+        ["--speculative-num-steps 3 with --speculative-eagle-topk None", "give both"],
+    ),
+    "draft tokens alone": (
+        ["--speculative-algorithm", "EAGLE", "--speculative-num-draft-tokens", "4"],
+        ["--speculative-num-steps None", "give both"],
+    ),
+    "no layer to draft with": (
+        [
+            *("--speculative-algorithm", "EAGLE"),
+            *("--json-model-override-args", '{"num_nextn_predict_layers": 0}'),
+        ],
+        ["--speculative-algorithm EAGLE", "no MTP layer"],
+    ),
+    "no draft steps": (
+        ["--speculative-algorithm", "EAGLE", *("--speculative-num-steps", "0")],
+        ["--speculative-num-steps 0", "at least 1 step"],
+    ),
+    "overrides of no object": (
+        ["--json-model-override-args", "[]"],
+        ["--json-model-override-args []", "expected a JSON object"],
+    ),
     "two batch overlap": (["--enable-two-batch-overlap"], ["--enable-two-batch-overlap"]),
+    "no context": (["--context-length", "0"], ["--context-length 0", "at least 1 token"]),
+    "hisparse": (["--enable-hisparse"], ["--enable-hisparse", "a GPU and its host"]),
+    "pdmux": (["--enable-pdmux"], ["--enable-pdmux", "divides a GPU"]),
+    "embedding": (["--is-embedding"], ["--is-embedding", "leave the flag out"]),
     "eplb": (["--enable-eplb"], ["--enable-eplb"]),
     "selections with drafts": (
         ["--enable-return-indexer-topk", "--speculative-algorithm", "EAGLE"],
@@ -112,6 +153,9 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
 CHANGES: dict[str, dict] = {
     "index_topk": {"index_topk": None},
     "quant_method": {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}},
+    "weight_block_size": {
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    },
     "rope_type": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}},
 }
 
@@ -137,6 +181,15 @@ def changed_copy(directory: Path, change: dict) -> str:
     return str(directory)
 
 
+def shortened(directory: Path) -> str:
+    """The checkpoint without the last byte of a file."""
+    file = next(directory.glob("*.safetensors"))
+    whole = file.read_bytes()
+    file.unlink()
+    file.write_bytes(whole[:-1])
+    return str(directory)
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """Every command line of this module, resolved in one process."""
@@ -147,6 +200,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     }
     for name, change in CHANGES.items():
         cases[name] = (["--model", changed_copy(root / name, change)], [])
+    short = changed_copy(root / "short", {})
+    cases["cut short"] = (["--model", shortened(Path(short))], [])
+    cases["cut short, not read"] = (["--model", short, "--load-format", "dummy"], ["load_format"])
     cases["reference command"] = (["--model", MODEL, *REFERENCE_COMMAND.split()], [])
     return dict(zip(cases, resolve(list(cases.values())), strict=True))
 
@@ -171,3 +227,8 @@ def test_reference_command(outcomes: dict[str, dict]) -> None:
     # The parser takes every flag; what cannot hold on this platform is named.
     refused = outcomes["reference command"].get("refused", "")
     assert "deepep" in refused or "--dsa-prefill-backend" in refused, outcomes["reference command"]
+
+
+def test_weight_files(outcomes: dict[str, dict]) -> None:
+    assert "bytes, expected" in outcomes["cut short"].get("refused", "")
+    assert outcomes["cut short, not read"] == {"resolved": {"load_format": "dummy"}}

@@ -7,7 +7,8 @@ test_dequantized           FP8 blocks leave the stream as code times scale
 test_scale_before_weight   the order of a file does not matter
 test_stacked_experts       transformers' two stacked expert tensors count for all of them
 test_refused               each damage is refused by the tensor's name
-test_fp8_without_scale     codes that nothing scales are refused, not taken as values
+test_fp8_without_scale     codes that nothing scales, or one scale for all, are refused, not taken as values
+test_not_finite            NaN and infinity, where the CPU serves
 """
 
 import json
@@ -125,6 +126,13 @@ def test_stacked_experts(bf16) -> None:
         stacked[f"{prefix}.gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], dim=1)
         stacked[f"{prefix}.down_proj"] = parts["down"]
     passed(config, stacked)
+    name = f"model.layers.{config.first_k_dense_replace}.mlp.experts.gate_up_proj"
+    with pytest.raises(ValueError, match=rf"{name} is \[3, .*expected \[4, "):
+        passed(config, stacked | {name: stacked[name][:3]})
+    with pytest.raises(ValueError, match=rf"{name} is torch.int8, expected one of torch.bfloat16"):
+        passed(config, stacked | {name: stacked[name].to(torch.int8)})
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.experts\.down_proj belongs to no part"):
+        passed(config, {"model.layers.0.mlp.experts.down_proj": torch.ones(4, 2, 2)})
     del stacked[f"model.layers.{config.first_k_dense_replace}.mlp.experts.down_proj"]
     with pytest.raises(ValueError, match=r"experts\.0\.down_proj\.weight and 3 more is missing"):
         passed(config, stacked)
@@ -146,6 +154,10 @@ DAMAGES = {
     "shape": (
         lambda t: t.update({"model.norm.weight": torch.ones(3)}),
         r"model.norm.weight is \[3\], expected \[256\]",
+    ),
+    "dtype": (
+        lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(torch.int8)}),
+        "lm_head.weight is torch.int8, expected one of torch.bfloat16",
     ),
     "awq": (lambda t: t.update({"model.layers.0.self_attn.o_proj.qweight": torch.ones(2)}), "AWQ"),
     "w4a8": (
@@ -172,3 +184,25 @@ def test_fp8_without_scale(fp8) -> None:
     del damaged["model.layers.0.self_attn.o_proj.weight_scale_inv"]
     with pytest.raises(ValueError, match=r"o_proj\.weight has no scale"):
         passed(config, damaged, dequantize_to=torch.float32)
+
+
+def test_fp8_with_one_scale_a_tensor(fp8) -> None:
+    config, tensors = fp8
+    damaged = tensors | {"model.layers.0.self_attn.o_proj.weight_scale_inv": torch.ones(())}
+    with pytest.raises(ValueError, match=r"o_proj\.weight: .*scale is \[\].*one scale a block"):
+        passed(config, damaged, dequantize_to=torch.float32)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_not_finite(bf16, fp8, value: float) -> None:
+    for (config, tensors), name in (
+        (bf16, "model.norm.weight"),
+        (bf16, "model.layers.1.self_attn.o_proj.weight"),
+        (fp8, "model.layers.1.self_attn.o_proj.weight_scale_inv"),
+    ):
+        damaged = tensors | {name: tensors[name].clone()}
+        damaged[name].view(-1)[-1] = value
+        with pytest.raises(ValueError, match=r"\.weight holds NaN or infinity"):
+            passed(config, damaged, dequantize_to=torch.float32)
+        # Where SGLang keeps FP8 the values are not looked at.
+        passed(config, damaged)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from sglang.srt.arg_groups.overrides import declare_resolution
+from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of
 
 from sglang_glm.attention import registry
 from sglang_glm.compat.refusals import STOCK_TOPK
@@ -43,12 +43,17 @@ def dsa_kv_cache_dtype_default(view: Any) -> dict[str, str]:
     """Accept the dtypes of the CPU pool; "auto" follows the model's dtype, FP32 included.
 
     Raises:
-        ValueError: the dtype is none of `_KV_CACHE_DTYPES`.
+        ValueError: the dtype is none of `_KV_CACHE_DTYPES`, or follows a model in FP16.
     """
     if view.kv_cache_dtype not in _KV_CACHE_DTYPES:
         raise ValueError(
             f"--kv-cache-dtype {view.kv_cache_dtype}: the CPU pool stores "
             f"{', '.join(_KV_CACHE_DTYPES)}. Leave the flag out to use the model's dtype."
+        )
+    if view.kv_cache_dtype == "auto" and model_config_of(view).dtype == torch.float16:
+        raise ValueError(
+            "--dtype float16 (or dtype in config.json): the CPU pool stores no float16 latents; choose "
+            "--dtype bfloat16 or float32, or add --kv-cache-dtype bf16"
         )
     return {"kv_cache_dtype": "bfloat16"} if view.kv_cache_dtype == "bf16" else {}
 

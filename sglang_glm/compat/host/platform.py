@@ -1,6 +1,7 @@
 """The CPU as an out-of-tree SGLang platform."""
 
 import os
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,21 @@ class HostSRTPlatform(SRTPlatform):
     def get_device_name(self, device_id: int = 0) -> str:
         """Name for logs."""
         return "cpu"
+
+    def get_device_uuid(self, device_id: int = 0) -> str:
+        """The machine's own; a CPU has none."""
+        return f"cpu-{uuid.getnode():012x}"
+
+    def get_device_capability(self, device_id: int = 0) -> None:
+        """CUDA's measure of a device; a CPU has none."""
+
+    def get_torch_profiler_activity_str(self) -> str:
+        """What `/start_profile` records here."""
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        """What `/start_profile` records here."""
+        return torch.profiler.ProfilerActivity.CPU
 
     def get_torch_distributed_backend_str(self) -> str:
         """The process-group backend of every rank."""

@@ -1,0 +1,89 @@
+"""Requests that would end a scheduler.
+
+test_ids_of_the_vocabulary     both edges pass
+test_ids_beyond                each side of the vocabulary, anywhere in the prompt, and what is no id
+test_no_ids                    an empty text too is a prompt without ids
+test_logprobs                  of positions and tokens that there are none of
+test_stop_regex                a pattern that does not compile, alone or among others
+test_other_models              their ids are theirs: multimodal ones write some beyond the vocabulary
+test_sglang_checks_still_run   and see what ours has passed
+"""
+
+import types
+from typing import Any
+
+import pytest
+
+from sglang_glm.compat.request_checks import check_prompt_ids, validate_one_request
+
+VOCAB = 896
+
+
+def request(
+    architecture: str, input_ids: list[Any] | None, **fields: object
+) -> list[list[Any] | None]:
+    """Send one request through the hook and return what reached SGLang's own checks."""
+    reached = []
+    manager: Any = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(
+            vocab_size=VOCAB, hf_config=types.SimpleNamespace(architectures=[architecture])
+        )
+    )
+    obj = types.SimpleNamespace(**fields)
+    validate_one_request(lambda self, obj, ids: reached.append(ids), manager, obj, input_ids)
+    return reached
+
+
+def test_ids_of_the_vocabulary() -> None:
+    check_prompt_ids([0, VOCAB - 1], VOCAB)
+
+
+@pytest.mark.parametrize("bad", [VOCAB, -1, 2**70, 1.5, float("nan"), None, "a", [5]])
+@pytest.mark.parametrize("position", [0, 3, 7])
+def test_ids_beyond(bad: Any, position: int) -> None:
+    ids: list[Any] = [5] * 8
+    ids[position] = bad
+    with pytest.raises(ValueError, match=rf"input_ids\[{position}\] is .*from 0 to {VOCAB - 1};"):
+        request("GlmMoeDsaForCausalLM", ids)
+
+
+def test_no_ids() -> None:
+    with pytest.raises(ValueError, match=r"the prompt has 0 tokens, expected at least 1;"):
+        request("GlmMoeDsaForCausalLM", [])
+
+
+@pytest.mark.parametrize(
+    ("field", "bad", "good"),
+    [
+        ("logprob_start_len", (-2, -(2**40)), (-1, 0, None)),
+        ("top_logprobs_num", (-1, VOCAB + 1, 2**40), (0, VOCAB, None)),
+    ],
+)
+def test_logprobs(field: str, bad: tuple[int, ...], good: tuple[int | None, ...]) -> None:
+    asked = {"return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": 0}
+    for value in bad:
+        with pytest.raises(ValueError, match=rf"{field} is {value}, expected"):
+            request("GlmMoeDsaForCausalLM", [5], **(asked | {field: value}))
+        unasked = asked | {field: value, "return_logprob": False}
+        assert request("GlmMoeDsaForCausalLM", [5], **unasked) == [[5]]
+    for value in good:
+        assert request("GlmMoeDsaForCausalLM", [5], **(asked | {field: value})) == [[5]]
+
+
+@pytest.mark.parametrize("stop_regex", ["(", ["a", "(b"]])
+def test_stop_regex(stop_regex: str | list[str]) -> None:
+    with pytest.raises(ValueError, match=r"stop_regex is '\(b?', expected a regular expression: "):
+        request("GlmMoeDsaForCausalLM", [5], sampling_params={"stop_regex": stop_regex})
+    for good in ("a+", ["a+", "b"], None):
+        asked = {"stop_regex": good}
+        assert request("GlmMoeDsaForCausalLM", [5], sampling_params=asked) == [[5]]
+
+
+@pytest.mark.parametrize("ids", [[5, VOCAB], []])
+def test_other_models(ids: list[int]) -> None:
+    assert request("Qwen2VLForConditionalGeneration", ids) == [ids]
+
+
+@pytest.mark.parametrize("ids", [[5, 6], None])
+def test_sglang_checks_still_run(ids: list[int] | None) -> None:
+    assert request("GlmMoeDsaForCausalLM", ids) == [ids]
