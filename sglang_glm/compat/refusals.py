@@ -12,9 +12,8 @@ from transformers import PretrainedConfig
 
 from sglang_glm.attention import cuda_choice, registry
 from sglang_glm.checkpoint.files import check_files
-from sglang_glm.checkpoint.spec import FP8_BLOCK
 from sglang_glm.compat.topology_refusals import check_topology
-from sglang_glm.config import GlmDsaConfig, is_glm_moe_dsa
+from sglang_glm.config import FP8_BLOCK, GlmDsaConfig, is_glm_moe_dsa
 from sglang_glm.platform import has_accelerator, has_cuda
 
 #: What `--kv-cache-dtype` stores, by torch's names; None follows the model.

@@ -7,7 +7,8 @@ test_dequantized           FP8 blocks leave the stream as code times scale
 test_scale_before_weight   the order of a file does not matter
 test_stacked_experts       transformers' two stacked expert tensors count for all of them
 test_refused               each damage is refused by the tensor's name
-test_fp8_without_scale     codes that nothing scales, or one scale for all, are refused, not taken as values
+test_fp8_without_scale     codes that nothing scales are refused, not taken as values
+test_fp8_with_one_scale*   and so is one scale for a whole tensor
 test_not_finite            NaN and infinity, where the CPU serves
 """
 
