@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import checkpoint
-from tests.support.parity import clean_prompt, compare, compare_all, prompt
+from tests.support.parity import check, clean_prompt, compare, compare_all, prompt
 from tests.support.server import Server, ServerSpec
 from tests.support.specs import TRUTH_8
 
@@ -47,16 +47,14 @@ MASKED, SPARSE = (
 def test_topk_2048(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
-    result = compare(server, server.generate(ids, max_new_tokens=12), ids)
-    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+    check(compare(server, server.generate(ids, max_new_tokens=12), ids))
 
 
 @pytest.mark.parametrize("server", [TOPK_2048], indirect=True, ids=["topk2048"])
 def test_ragged_2048(server: Server) -> None:
     server.flush_cache()
     prompts = [clean_prompt(server, length) for length in (5, 64, 2047, 2100)]
-    result = compare_all(server, prompts, max_new_tokens=12)
-    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+    check(compare_all(server, prompts, max_new_tokens=12))
 
 
 @pytest.mark.parametrize("server", [CONTEXT_256], indirect=True, ids=["context256"])
@@ -116,5 +114,4 @@ def test_llama(llama: ServerSpec, pool) -> None:
 def test_named_prefill(server: Server, length: int) -> None:
     server.flush_cache()
     ids = clean_prompt(server, length)
-    result = compare(server, server.generate(ids), ids)
-    assert result.failures(max_diff=1e-5, max_excused_fraction=0.02) == []
+    check(compare(server, server.generate(ids), ids))
