@@ -32,8 +32,8 @@ $(VENV)/.disaggregation: $(stamp)
 	@$(python) -m pip install --quiet --disable-pip-version-check --editable '.[disaggregation]'
 	@touch $@
 
-test-all: $(VENV)/.disaggregation ## The slow matrix too
-	$(python) -m pytest -m "not gpu and not multigpu"
+test-all: $(VENV)/.disaggregation ## The slow matrix too, on two cores at once
+	$(python) -m pytest -m "not gpu and not multigpu" --numprocesses 2 --dist loadgroup
 
 lint: $(stamp) ## ruff, mypy, the layer rule
 	$(VENV)/bin/ruff check .

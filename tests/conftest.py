@@ -13,7 +13,8 @@ from tests.support.server import Server, ServerPool, server_pool
 @pytest.fixture(autouse=True)
 def _seed(request: pytest.FixtureRequest) -> None:
     """Seed every generator from the test's name, so that a test alone sees what it saw in the suite."""
-    seed = int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little")
+    name = request.node.nodeid.split("@")[0]  # A run in parallel appends the group.
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
     random.seed(seed)
     torch.manual_seed(seed)
 
@@ -36,7 +37,10 @@ def server(pool: ServerPool, request: pytest.FixtureRequest) -> Server:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Server tests last, those of one spec together: a spec is started once."""
+    """Server tests last, those of one spec together: a spec is started once.
+
+    In a run in parallel (`--dist loadgroup`) they stay together too, and so do the tests of a file.
+    """
 
     def key(item: pytest.Item) -> str:
         callspec = getattr(item, "callspec", None)
@@ -46,3 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return f"1{spec}" if uses_server else "0"
 
     items.sort(key=key)
+    for item in items:
+        group = key(item)
+        name = item.path.name if group == "0" else hashlib.sha256(group.encode()).hexdigest()[:8]
+        item.add_marker(pytest.mark.xdist_group(name))

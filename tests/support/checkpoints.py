@@ -1,11 +1,9 @@
 """Checkpoints for tests: written once, kept between runs under `.cache/`."""
 
 import functools
-from pathlib import Path
 
 from sglang_glm.cli.main import main
-
-_ROOT = Path(__file__).parents[2] / ".cache" / "tests"
+from tests.support.cache import cache_directory
 
 
 @functools.cache
@@ -15,7 +13,7 @@ def checkpoint(*options: str) -> str:
     The writer leaves a directory alone that already holds the same checkpoint.
     """
     name = "-".join(option.lstrip("-").replace(",", "_") for option in options) or "default"
-    directory = _ROOT / name
+    directory = cache_directory() / name
     if main(["checkpoint", str(directory), *options]) not in (None, 0):
         raise RuntimeError(f"sglang-glm checkpoint {' '.join(options)} failed")
     return str(directory)

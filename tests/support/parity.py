@@ -17,6 +17,7 @@ from sglang_glm.verification.compare import (
 from sglang_glm.verification.decided import decided_prompt
 from sglang_glm.verification.prompts import ordinary_vocab, random_prompt
 from sglang_glm.verification.reference_cache import ReferenceCache
+from tests.support.cache import cache_directory
 
 if TYPE_CHECKING:
     from sglang_glm.verification.formats import CacheFormats
@@ -26,13 +27,11 @@ if TYPE_CHECKING:
 #: near-tie that a test may leave out.
 MAX_DIFF, MAX_EXCUSED = 1e-5, 0.02
 
-CACHE = Path(__file__).parents[2] / ".cache" / "tests" / "oracle"
-
 
 @functools.cache
 def reference(checkpoint: str, formats: CacheFormats | None = None) -> ReferenceCache:
     """The oracle of a checkpoint; its runs are kept on disk."""
-    return ReferenceCache(Path(checkpoint), CACHE, formats=formats)
+    return ReferenceCache(Path(checkpoint), cache_directory() / "oracle", formats=formats)
 
 
 def prompt(server: Server, length: int, seed: int) -> list[int]:
