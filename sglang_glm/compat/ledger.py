@@ -447,4 +447,13 @@ SEAMS: tuple[Seam, ...] = (
         why="on Hopper each verify token is scored as a request of its own: every key is read once a token",
         remove_when="DeepGEMM scores several tokens a request on Hopper, or paged scoring can be registered",
     ),
+    Seam(
+        target="sglang.srt.models.deepseek_nextn.fused_eh_norm",
+        kind="around",
+        scope="cuda",
+        implementation=f"{_CUDA}.eh_norm:fused_eh_norm",
+        why="the kernel takes 16-bit rows of 512 to 8,192 columns, so a small checkpoint's drafts, or FP32, "
+        "end the server at graph capture",
+        remove_when="SGLang norms other rows apart",
+    ),
 )

@@ -12,6 +12,7 @@ batches that fill a captured bucket, that are padded to one, and that exceed the
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import random
@@ -19,6 +20,8 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sglang_glm.checkpoint.perfect_mtp import LIVE_TOKENS, next_live_token
 from sglang_glm.checkpoint.spec import CheckpointSpec
@@ -51,6 +54,7 @@ def main() -> int:
     parser.add_argument("--index-topk", type=int, default=2048)
     parser.add_argument("--flags", default=FLAGS)
     parser.add_argument("--ready-s", type=int, default=420)
+    parser.add_argument("--commit", default="unknown")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     support.READY_TIMEOUT_S = arguments.ready_s
@@ -59,9 +63,23 @@ def main() -> int:
         outcome = run(arguments, name)
         print(f"{name:<8}{json.dumps(outcome)}", flush=True)
         with (arguments.out / "accept.jsonl").open("a") as rows:
-            rows.write(json.dumps({"server": name, "flags": arguments.flags, **outcome}) + "\n")
+            rows.write(json.dumps(row(arguments, name, outcome)) + "\n")
         failed += name != "stock" and bool(outcome.get("wrong_tokens", 1))
     return int(failed > 0)
+
+
+def row(arguments: argparse.Namespace, name: str, outcome: dict[str, Any]) -> dict[str, Any]:
+    """What docs/bench/gpu_accept.jsonl keeps of one server."""
+    return {
+        "op": "tokens_per_round",
+        "server": name,
+        **outcome,
+        "gpu": torch.cuda.get_device_name(),
+        "index_topk": arguments.index_topk,
+        "flags": f"{arguments.flags} {EAGLE} {SERVERS[name][1]}".strip(),
+        "versions": {n: importlib.metadata.version(n) for n in ("sglang", "torch")},
+        "commit": arguments.commit,
+    }
 
 
 def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -69,7 +87,8 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     enable, flags = SERVERS[name]
     topk = str(arguments.index_topk)
     # Eight heads: what a rank of eight has of the model, and a tile that verify rows share.
-    shape = ("--heads", "8", "--index-topk", topk)
+    # Stock SGLang norms the MTP layer's input in a kernel that begins at 512 columns.
+    shape = ("--heads", "8", "--hidden-size", "512", "--index-topk", topk)
     model = checkpoint("--mtp", "--mtp-perfect", "attention", *shape)
     spec = CheckpointSpec(
         num_nextn_predict_layers=1, mtp_perfect="attention", index_topk=arguments.index_topk
