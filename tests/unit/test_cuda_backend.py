@@ -6,10 +6,13 @@ test_positions              an unfused selection goes through the page table
 test_padded_rows            rows beyond the selection give zeros
 test_left_to_sglang         batches that ours does not win, dense prefill, HiSparse
 test_decides_for_few_heads  the automatic choice takes ours in decode and verify
-test_draft_steps            a draft step attends to itself and to the drafts before it
+test_draft_steps            a draft step attends to itself and to the drafts before it, with our
+                            kernels and with stock ones
 test_selections_left_alone  no draft step, or a selection that drafted slots cannot join
 """
 
+import dataclasses
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -129,16 +132,68 @@ def test_decides_for_few_heads() -> None:
         torch.testing.assert_close(call(made, mode, q, slots), reference(made, q, slots))
 
 
-def test_draft_steps() -> None:
-    made = backend(heads=2, speculative_num_steps=3, speculative_step_id=1)
-    seq_lens, requests = torch.tensor([5, 40]), torch.tensor([3, 0])
-    slots = selections(2, TOPK, NUM_SLOTS)
-    seen = slots.clone()
-    for row, (length, request) in enumerate(zip([5, 40], [3, 0], strict=True)):
-        seen[row, -2:] = made.req_to_token[request, length : length + 2]
-    q = queries(2, 2)
-    out = call(made, ForwardMode.DECODE, q, slots, seq_lens=seq_lens, req_pool_indices=requests)
+def drafted_batch(made: Any, step: int) -> tuple[Any, torch.Tensor, torch.Tensor, list[int]]:
+    """Requests around index_topk in a draft step: their batch, selections, what it sees, how much."""
+    lengths, requests = [3, TOPK - 1, TOPK, 40], [3, 0, 2, 1]
+    slots = torch.full((4, TOPK), -1, dtype=torch.int32)
+    seen, counts = slots.clone(), []
+    for row, (length, request) in enumerate(zip(lengths, requests, strict=True)):
+        table = made.req_to_token[request]
+        chosen = table[:length].flip(0)[:TOPK]
+        slots[row, : len(chosen)] = chosen
+        drafted = table[length : length + step + 1]
+        entries = torch.cat([chosen[: TOPK - step - 1], drafted])
+        seen[row, : len(entries)] = entries
+        counts.append(len(entries))
+    batch = SimpleNamespace(seq_lens=torch.tensor(lengths), req_pool_indices=torch.tensor(requests))
+    return batch, slots, seen, counts
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_draft_steps(step: int) -> None:
+    made = backend(heads=2, speculative_num_steps=5, speculative_step_id=step)
+    batch, slots, seen, _ = drafted_batch(made, step)
+    q = queries(4, 2)
+    out = call(made, ForwardMode.DECODE, q, slots, **vars(batch))
     torch.testing.assert_close(out, reference(made, q, seen))
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """The fields of stock metadata that count entries."""
+
+    dsa_cache_seqlens_int32: torch.Tensor
+    dsa_cu_seqlens_k: torch.Tensor
+
+
+@pytest.mark.parametrize("impl", ["fa3", "flashmla_sparse", "flashmla_kv"])
+def test_draft_steps_of_stock_kernels(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries lie without a gap, and kernels that read a count are told of the drafted ones."""
+    step = 2
+    planned = Planned(torch.zeros(4, dtype=torch.int32), torch.zeros(5, dtype=torch.int32))
+    made = backend(
+        heads=2,
+        packed=False,
+        impl=impl,
+        speculative_num_steps=5,
+        speculative_step_id=step,
+        forward_metadata=planned,
+    )
+    batch, slots, seen, counts = drafted_batch(made, step)
+
+    def stock_decode(self: Any, *args: Any, topk_indices: torch.Tensor, **kwargs: Any) -> Any:
+        return topk_indices, self.forward_metadata
+
+    base = dsa_backend.GlmDsaCudaAttnBackend.__mro__[1]
+    monkeypatch.setattr(base, "forward_decode", stock_decode)
+    entries, told = call(made, ForwardMode.DECODE, queries(4, 2), slots, **vars(batch))
+    assert torch.equal(entries, seen)
+    assert made.forward_metadata is planned
+    if impl == "flashmla_kv":
+        assert told is planned
+    else:
+        assert told.dsa_cache_seqlens_int32.tolist() == counts
+        assert told.dsa_cu_seqlens_k.tolist() == [0, *itertools.accumulate(counts)]
 
 
 @pytest.mark.parametrize(

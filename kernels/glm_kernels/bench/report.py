@@ -21,7 +21,7 @@ docs/bench`; do not edit. Times in µs: ten launches in a CUDA graph, median of 
 L2; `cold` is one launch after the L2 was overwritten, the launch of its graph included. `floor` is
 the larger of bytes over 4.27 TB/s and operations over 790 (bf16) or 1,580 (e4m3) TFLOP/s. A ratio
 below 1 means that ours is faster; losses are shown like wins. Peer and ours ran in the same
-process, one after the other. `gpu_serving.jsonl` and `cpu_serving.jsonl` are of whole servers:
+process, one after the other. `gpu_serving.jsonl`, `gpu_accept.jsonl` and `cpu_serving.jsonl` are of whole servers:
 [kernels.md](../kernels.md#whole-servers).
 """
 

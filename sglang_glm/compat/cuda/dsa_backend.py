@@ -6,6 +6,8 @@ implementation name; `glm_auto` decides for each batch shape between ours and th
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -26,9 +28,11 @@ from sglang_glm.compat.cuda.warm_up import (
     load_selection_kernels,
     load_verify_kernels,
 )
-from sglang_glm.speculative.drafted_slots import add_drafted
+from sglang_glm.speculative.drafted_slots import add_drafted, drafted_lengths
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AUTO, SPARSE = "glm_auto", "glm_sparse"
+#: Stock implementations that attend to the first entries of a selection, as many as metadata says;
+#: the others look for -1.
+_READ_LENGTHS = ("fa3", "flashmla_sparse", "flashinfer_sparse_mla")
 
 
 def stock_decode(kv_dtype: str) -> str:
@@ -82,21 +89,23 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
         **kwargs: Any,
     ) -> torch.Tensor:
         """One row a request, or a draft step; `q` `[rows, heads, 512]`."""
-        topk_indices = self._see_drafts(topk_indices, forward_batch)
+        verified = topk_indices
+        topk_indices = self._see_drafts(verified, forward_batch)
         form = self._form("decode", layer, q.shape[0], 1)
         if form == "stock" or topk_indices is None:
-            return super().forward_decode(
-                q,
-                k,
-                v,
-                layer,
-                forward_batch,
-                save_kv_cache,
-                q_rope=q_rope,
-                k_rope=k_rope,
-                topk_indices=topk_indices,
-                **kwargs,
-            )
+            with self._count_drafts(topk_indices is not verified, forward_batch):
+                return super().forward_decode(
+                    q,
+                    k,
+                    v,
+                    layer,
+                    forward_batch,
+                    save_kv_cache,
+                    q_rope=q_rope,
+                    k_rope=k_rope,
+                    topk_indices=topk_indices,
+                    **kwargs,
+                )
         self._write(layer, forward_batch, k, k_rope, save_kv_cache)
         return self._attend(form, q, q_rope, layer, topk_indices, 1)
 
@@ -187,6 +196,26 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
             self.req_to_token,
             forward_batch.req_pool_indices,
         )
+
+    @contextlib.contextmanager
+    def _count_drafts(self, drafted: bool, forward_batch: ForwardBatch) -> Iterator[None]:
+        """Within, the metadata counts drafted slots for a stock kernel that reads that many."""
+        if not drafted or self.dsa_decode_impl not in _READ_LENGTHS:
+            yield
+            return
+        planned = self.forward_metadata
+        lengths = drafted_lengths(
+            forward_batch.seq_lens, self.speculative_step_id, self.dsa_index_topk
+        )
+        self.forward_metadata = dataclasses.replace(
+            planned,
+            dsa_cache_seqlens_int32=lengths,
+            dsa_cu_seqlens_k=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
+        )
+        try:
+            yield
+        finally:
+            self.forward_metadata = planned
 
     def _write(
         self,

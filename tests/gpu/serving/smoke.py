@@ -227,6 +227,7 @@ def draft_steps() -> str:
         return add_drafted(selection, seq_lens, 3, req_to_token, requests)
 
     assert torch.equal(_replayed(run), run())
+    assert run()[0, 7:11].tolist() == req_to_token[2, 7:11].tolist()
     assert run()[1, -4:].tolist() == req_to_token[0, 3000:3004].tolist()
     return "in a graph"
 
