@@ -1,70 +1,152 @@
 // Paged index scores: NEXT_N query tokens of a request against each page of 64 keys, loaded once.
 //
-// A block is one warpgroup. A page is one tile of the matrix instruction's M dimension; every token of the
-// request is a group of NUM_HEADS columns of N. The tokens form GROUPS groups: while one group's weighted
-// ReLU runs, the next group's products do. Several blocks share a multiprocessor.
+// A page is one tile of the matrix instruction's M dimension, and a warpgroup's work; every token of the
+// request is a group of NUM_HEADS columns of N. Four heads in a thread at a time, the products are rectified,
+// rounded to fp16 and summed over the heads by a second, small product with the weights (m16n8k16): the
+// accumulators of the first lie in registers as the second wants its left side. The tokens form GROUPS
+// groups: while one group is summed, the next group's products run. Warpgroups of a block share the queries
+// and nothing else; several blocks share a multiprocessor.
 //
-// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), STAGES, MIN_BLOCKS. The kernels differ in
-// what they do with a score: store it, store a sample, keep it above a threshold, or repair such a
-// selection.
+// Defines: NUM_HEADS, NEXT_N, GROUPS (1 or even), TOKENS (a group), WARPGROUPS, STAGES (of each), MIN_BLOCKS.
+// The kernels differ in what they do with a score: store it, store a sample, keep it above a threshold, or
+// repair such a selection.
 
+constexpr int kThreads = 128 * WARPGROUPS;
 constexpr int kColumns = TOKENS * NUM_HEADS;  // of a group
 constexpr int kAccumulators = kColumns / 2;
-constexpr int kQuadHeads = NUM_HEADS / 4;  // whose columns one lane of a quad holds
+constexpr int kSteps = NUM_HEADS / 16;       // small products of a token
+constexpr int kSets = (NEXT_N + 3) / 4;      // of four tokens, one for each lane of a quad
 constexpr int kStaged = 24;  // keys a token that a warp holds back: 16 of one page, and 8
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
+// Pages in flight while one is scored. With one group its products are done before the next copy starts.
+constexpr int kAhead = GROUPS == 1 ? STAGES - 1 : STAGES - 2;
+// A product of codes is below 128 * 448 * 448, which is 49 times 2^19: a 512th of it is below fp16's largest.
+constexpr float kProductScale = 1.0f / 512;
 
 struct Smem {
-  uint8_t* keys;     // [STAGES][64][128], 128-byte swizzle
+  uint8_t* keys;     // [STAGES][64][128] of this warpgroup, 128-byte swizzle
   uint8_t* q;        // [GROUPS * kColumns][128], same
-  float* scales;     // [STAGES][64]
-  float* weights;    // [GROUPS * TOKENS][4 lanes of a quad][kQuadHeads]
-  uint64_t* staged;  // [4 warps][NEXT_N][kStaged]
+  float* scales;     // [STAGES][64] of this warpgroup
+  uint64_t* staged;  // [4 * WARPGROUPS][NEXT_N][kStaged]
 };
+
+__device__ __forceinline__ int warpgroup() { return WARPGROUPS == 1 ? 0 : threadIdx.x / 128; }
 
 __device__ __forceinline__ Smem smem_layout() {
   extern __shared__ __align__(1024) uint8_t smem_raw[];
-  uint8_t* q = smem_raw + STAGES * kKeyBytes;
+  uint8_t* q = smem_raw + WARPGROUPS * STAGES * kKeyBytes;
   float* scales = reinterpret_cast<float*>(q + GROUPS * kColumns * 128);
-  float* weights = scales + STAGES * 64;
-  return {smem_raw, q, scales, weights, reinterpret_cast<uint64_t*>(weights + GROUPS * kColumns)};
+  return {smem_raw + warpgroup() * STAGES * kKeyBytes, q, scales + warpgroup() * STAGES * 64,
+          reinterpret_cast<uint64_t*>(scales + WARPGROUPS * STAGES * 64)};
 }
 
-__device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(target), "l"(source) : "memory");
+// Sixteen bytes, or zeros where take is false.
+__device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool take = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(target), "l"(source),
+               "r"(take ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+__device__ __forceinline__ void sync_warpgroup() {
+  asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup()) : "memory");
 }
 
 // A thread's four chunks of a page lie 16 rows apart, so that one swizzled offset serves them all.
 __device__ __forceinline__ uint32_t chunk_offset() {
-  const int row = threadIdx.x / 8;
+  const int row = threadIdx.x % 128 / 8;
   return row * 128 + (((threadIdx.x % 8) ^ (row & 7)) * 16);
 }
 
 __device__ __forceinline__ void load_page(const Smem& smem, const uint8_t* cache, int page, int stage,
                                           uint32_t offset) {
-  const uint8_t* base = cache + static_cast<int64_t>(page) * kPageBytes + threadIdx.x * 16;
+  const int thread = threadIdx.x % 128;
+  const uint8_t* base = cache + static_cast<int64_t>(page) * kPageBytes + thread * 16;
   const uint32_t keys = smem_address(smem.keys) + stage * kKeyBytes + offset;
 #pragma unroll
   for (int i = 0; i < 4; ++i) copy_async(keys + i * 2048, base + i * 2048);
-  if (threadIdx.x < 16)
-    copy_async(smem_address(smem.scales) + stage * 256 + threadIdx.x * 16, base + kKeyBytes);
+  if (thread < 16) copy_async(smem_address(smem.scales) + stage * 256 + thread * 16, base + kKeyBytes);
 }
 
-__device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q, const float* weights) {
-  for (int i = threadIdx.x; i < GROUPS * kColumns * 8; i += 128) {
+// Columns past the tokens become zeros.
+__device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q) {
+  for (int i = threadIdx.x; i < GROUPS * kColumns * 8; i += kThreads) {
     const int column = i / 8, chunk = i % 8;
-    uint4 value = {0, 0, 0, 0};
-    if (column < NEXT_N * NUM_HEADS)
-      value = *reinterpret_cast<const uint4*>(q + column * 128 + chunk * 16);
-    *reinterpret_cast<uint4*>(smem.q + column * 128 + ((chunk ^ (column & 7)) * 16)) = value;
+    const bool real = column < NEXT_N * NUM_HEADS;
+    copy_async(smem_address(smem.q) + column * 128 + (chunk ^ (column & 7)) * 16, q + (real ? i * 16 : 0),
+               real);
   }
-  for (int i = threadIdx.x; i < GROUPS * kColumns; i += 128) {
-    // Head h is column h % 8 of its group of eight; lane q of a quad holds columns 2q and 2q + 1.
-    const int head = i % NUM_HEADS, lane = head % 8 / 2;
-    smem.weights[(i / NUM_HEADS * 4 + lane) * kQuadHeads + head / 8 * 2 + head % 2] =
-        i < NEXT_N * NUM_HEADS ? weights[i] : 0.0f;
+}
+
+// The right side of the small products. A token has two columns, fp16 weights and what their rounding left,
+// so that weights count to 22 bits; a set of four tokens fills the eight columns.
+struct Weights {
+  uint32_t pairs[kSets][kSteps][2];  // of token set * 4 + lane / 8, the rest if lane / 4 is odd
+  float factor[kSets];               // undoes the scaling of token set * 4 + lane % 4
+};
+
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %2, %1;\n" : "=r"(pair) : "f"(low), "f"(high));
+  return pair;
+}
+__device__ __forceinline__ float through_half(float value) {
+  float rounded;
+  asm("{\n.reg .b16 h;\ncvt.rn.f16.f32 h, %1;\ncvt.f32.f16 %0, h;\n}\n" : "=f"(rounded) : "f"(value));
+  return rounded;
+}
+
+__device__ __forceinline__ Weights load_weights(const float* weights) {
+  const int lane = threadIdx.x % 32, quad = lane % 4;
+  Weights result;
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) {
+    const int token = set * 4 + lane / 8;
+    float own[kSteps][4], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSteps * 4; ++i) {
+      const int head = i / 4 * 16 + i % 4 / 2 * 8 + quad * 2 + i % 2;
+      own[i / 4][i % 4] = token < NEXT_N ? weights[token * NUM_HEADS + head] : 0.0f;
+      largest = fmaxf(largest, fabsf(own[i / 4][i % 4]));
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 2));
+    // A power of two above the largest weight, exact to divide by and to multiply with.
+    const uint32_t exponent = min((__float_as_uint(largest) >> 23) + 1, 240u);
+    const float inverse = __uint_as_float((254 - exponent) << 23);
+    const float factor = __uint_as_float(exponent << 23) / kProductScale;
+    result.factor[set] = __shfl_sync(0xFFFFFFFF, factor, quad * 8);
+#pragma unroll
+    for (int i = 0; i < kSteps * 2; ++i) {
+      float pair[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float scaled = own[i / 2][i % 2 * 2 + j] * inverse, rounded = through_half(scaled);
+        const float rest = scaled - rounded;  // NaN for infinite weights
+        pair[j] = lane & 4 ? (rest == rest ? rest : 0.0f) : rounded;
+      }
+      result.pairs[set][i / 2][i % 2] = pack_half(pair[0], pair[1]);
+    }
   }
+  return result;
+}
+
+// Two products, rectified: NaN stays NaN.
+__device__ __forceinline__ uint32_t rectified_pair(float low, float high) {
+  uint32_t pair;
+  asm volatile("cvt.rn.relu.f16x2.f32 %0, %2, %1;\n"
+               : "=r"(pair)
+               : "f"(low * kProductScale), "f"(high * kProductScale));
+  return pair;
+}
+
+__device__ __forceinline__ void small_product(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // Pages of one launch: every step-th page of a request, count of them at most.
@@ -78,141 +160,163 @@ struct Pages {
   }
 };
 
-// Scores pages [from, to) of a request, in order; calls visit(token, position, index, score, valid) in
-// whole warps, where index counts positions of the launch's pages and valid says that a token sees the
-// position. Lanes without a score call it with token -1.
 struct Nothing {
   template <typename... Arguments>
   __device__ __forceinline__ void operator()(Arguments...) const {}
 };
 
-template <typename Visit, typename PageEnd = Nothing>
-__device__ __forceinline__ void score_pages(const Smem& smem, const uint8_t* cache, const int* table,
-                                            int length, int from, int to, int step, Visit visit,
-                                            PageEnd page_end = {}) {
-  const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-  const int row = threadIdx.x / 32 * 16 + group;
-  // Page numbers are read an iteration before their copies start.
-  int ahead = table[from * step];
-  const uint32_t offset = chunk_offset();
-#pragma unroll
-  for (int i = 0; i < STAGES - 2; ++i) {
-    if (from + i < to) {
-      load_page(smem, cache, ahead, i, offset);
-      ahead = from + i + 1 < to ? table[(from + i + 1) * step] : 0;
-    }
-    asm volatile("cp.async.commit_group;\n" ::: "memory");
+// Copies of a warpgroup's pages: of a launch's pages [from, to), every WARPGROUPS-th.
+struct Pipeline {
+  const uint8_t* cache;
+  const int* table;
+  int step;
+  int first, count;  // page first + j * WARPGROUPS, for j below count
+  uint32_t offset;
+  int ahead;   // page number of the next copy, read an iteration before it starts
+  int stage;   // of the page that was made ready last
+  int refill;  // of the next copy
+
+  __device__ __forceinline__ int page_number(int j) const {
+    return j < count ? table[(first + j * WARPGROUPS) * step] : 0;
   }
-  int stage = STAGES - 1;   // of the page that was made ready last
-  int refill = STAGES - 2;  // of the next copy
-  // Waits for page i, frees the stage of page i - 2 and starts the copy that goes there.
-  auto ready = [&](int i) {
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(STAGES - 3) : "memory");
-    fence_async_proxy();
-    __syncthreads();
-    const int next = i + STAGES - 2;
-    if (next < to) {
-      load_page(smem, cache, ahead, refill, offset);
-      ahead = next + 1 < to ? table[(next + 1) * step] : 0;
+
+  // Starts the first copies; the queries' copies, started in between, belong to the first page's.
+  template <typename WithFirst>
+  __device__ __forceinline__ void start(const Smem& smem, int from, int to, WithFirst with_first) {
+    first = from + warpgroup();
+    count = (to - first + WARPGROUPS - 1) / WARPGROUPS;
+    offset = chunk_offset();
+    int numbers[kAhead];
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) numbers[j] = page_number(j);
+    ahead = page_number(kAhead);
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (j < count) load_page(smem, cache, numbers[j], j, offset);
+      if (j == 0) with_first();
+      copy_commit();
     }
-    asm volatile("cp.async.commit_group;\n" ::: "memory");
+    stage = STAGES - 1;
+    refill = kAhead % STAGES;
+  }
+
+  __device__ __forceinline__ void wait() const {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(kAhead - 1) : "memory");
+    fence_async_proxy();
+  }
+
+  // Waits for page j and starts the copy that takes the place of a page whose products are done.
+  __device__ __forceinline__ void ready(const Smem& smem, int j) {
+    wait();
+    sync_warpgroup();
+    if (j + kAhead < count) {
+      load_page(smem, cache, ahead, refill, offset);
+      ahead = page_number(j + kAhead + 1);
+    }
+    copy_commit();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
     refill = refill + 1 == STAGES ? 0 : refill + 1;
-  };
+  }
+};
+
+// Scores a warpgroup's pages in order; calls visit(set, position, index, score, valid) in whole warps. The
+// score is that of token set * 4 + lane % 4, index counts positions of the launch's pages, and valid says
+// that there is such a token and that it sees the position. page_end() follows each page.
+template <typename Visit, typename PageEnd = Nothing>
+__device__ __forceinline__ void score_pages(const Smem& smem, Pipeline& pipeline, const Weights& weights,
+                                            int length, Visit visit, PageEnd page_end = {}) {
+  const int lane = threadIdx.x % 32, quad = lane % 4;
+  const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;  // and eight rows below it
   const uint32_t keys_low = descriptor_low(smem_address(smem.keys));
   const uint32_t queries_low = descriptor_low(smem_address(smem.q));
-  auto issue = [&](float (&d)[kAccumulators], int tokens) {
-    const uint32_t page = keys_low + stage * (kKeyBytes >> 4);
+  int visible[kSets];  // row t of the request sees length - NEXT_N + t + 1 positions
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) {
+    const int token = set * 4 + quad;
+    visible[set] = token < NEXT_N ? length - NEXT_N + token + 1 : 0;
+  }
+  float scores[kSets][2], scales[2];
+  auto issue = [&](float (&d)[kAccumulators], int group) {
+    const uint32_t page = keys_low + pipeline.stage * (kKeyBytes >> 4);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      WGMMA_FP8(d, page + k * 2, queries_low + tokens * (kColumns * 128 >> 4) + k * 2, k != 0);
+      WGMMA_FP8(d, page + k * 2, queries_low + group * (kColumns * 128 >> 4) + k * 2, k != 0);
     wgmma_commit();
   };
-  auto finish = [&](const float (&d)[kAccumulators], int i, int at, int tokens) {
-    // Each lane holds two columns in eight of both its rows: a token's sum spans the four lanes of a
-    // quad. Exchanging rows first and tokens second leaves one row and every other token a lane.
-    const int in_page = row + 8 * (quad & 1);
-    const float scale = smem.scales[at * 64 + in_page];
-    const float4* weights =
-        reinterpret_cast<const float4*>(smem.weights + (tokens * TOKENS * 4 + quad) * kQuadHeads);
-    float sums[TOKENS];
+  auto read_scales = [&] {
+    scales[0] = smem.scales[pipeline.stage * 64 + row];
+    scales[1] = smem.scales[pipeline.stage * 64 + row + 8];
+  };
+  auto sum_heads = [&](const float (&d)[kAccumulators], int group) {
 #pragma unroll
-    for (int token = 0; token < TOKENS; ++token) {
-      float4 w[kQuadHeads / 4];
+    for (int i = 0; i < TOKENS; ++i) {
+      const int token = group * TOKENS + i, set = token / 4;
+      if (token >= NEXT_N) break;
+      float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-      for (int j = 0; j < kQuadHeads / 4; ++j) w[j] = weights[token * kQuadHeads + j];
-      float low[2] = {0.0f, 0.0f}, high[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int j = 0; j < kQuadHeads / 4; ++j) {
-        const float* c = d + token * (NUM_HEADS / 2) + 8 * j;
-        low[0] = fmaf(fmaxf(c[0], 0.0f), w[j].x, low[0]);
-        low[1] = fmaf(fmaxf(c[1], 0.0f), w[j].y, low[1]);
-        high[0] = fmaf(fmaxf(c[2], 0.0f), w[j].x, high[0]);
-        high[1] = fmaf(fmaxf(c[3], 0.0f), w[j].y, high[1]);
-        low[0] = fmaf(fmaxf(c[4], 0.0f), w[j].z, low[0]);
-        low[1] = fmaf(fmaxf(c[5], 0.0f), w[j].w, low[1]);
-        high[0] = fmaf(fmaxf(c[6], 0.0f), w[j].z, high[0]);
-        high[1] = fmaf(fmaxf(c[7], 0.0f), w[j].w, high[1]);
+      for (int step = 0; step < kSteps; ++step) {
+        const float* c = d + i * (NUM_HEADS / 2) + step * 8;
+        const uint32_t a[4] = {rectified_pair(c[0], c[1]), rectified_pair(c[2], c[3]),
+                               rectified_pair(c[4], c[5]), rectified_pair(c[6], c[7])};
+        small_product(sum, a, weights.pairs[set][step]);
       }
-      const float of_low = low[0] + low[1], of_high = high[0] + high[1];
-      const float given = quad & 1 ? of_low : of_high;
-      const float kept = quad & 1 ? of_high : of_low;
-      sums[token] = kept + __shfl_xor_sync(0xFFFFFFFF, given, 1);
-    }
-    const int position = i * step * 64 + in_page;
-#pragma unroll
-    for (int pair = 0; pair < (TOKENS + 1) / 2; ++pair) {
-      const float even = sums[2 * pair];
-      const float odd = 2 * pair + 1 < TOKENS ? sums[2 * pair + 1] : 0.0f;
-      const float given = quad & 2 ? even : odd;
-      const float kept = quad & 2 ? odd : even;
-      const float score = (kept + __shfl_xor_sync(0xFFFFFFFF, given, 2)) * scale;
-      const int in_group = 2 * pair + (quad >> 1);
-      const int token = tokens * TOKENS + in_group;
-      const bool real = in_group < TOKENS && token < NEXT_N;
-      // Row t of the request sees length - NEXT_N + t + 1 positions.
-      visit(real ? token : -1, position, i * 64 + in_page, score,
-            real && position < length - NEXT_N + token + 1);
+      // The lane of the quad that holds this token's two columns keeps them.
+      if (token % 4 == 0 || quad == token % 4) scores[set][0] = sum[0] + sum[1], scores[set][1] = sum[2] + sum[3];
     }
   };
-
-  ready(from);
-#if GROUPS == 1
-  float d[kAccumulators];
-  for (int i = from; i < to; ++i) {
-    const int own = stage;
-    issue(d, 0);
-    wgmma_wait<0>();
-    if (i + 1 < to) ready(i + 1);
-    finish(d, i, own, 0);
-    page_end();
-  }
-#else
-  float even[kAccumulators], odd[kAccumulators];
-  issue(even, 0);
-  for (int i = from; i < to; ++i) {
-    const int own = stage;
+  auto visit_page = [&](int j) {
+    const int i = pipeline.first + j * WARPGROUPS;
+    const int position = i * pipeline.step * 64 + row, index = i * 64 + row;
 #pragma unroll
-    for (int pair = 0; pair < GROUPS / 2; ++pair) {
-      issue(odd, 2 * pair + 1);
-      wgmma_wait<1>();
-      finish(even, i, own, 2 * pair);
-      if (pair + 1 < GROUPS / 2) {
-        issue(even, 2 * pair + 2);
-        wgmma_wait<1>();
-      } else if (i + 1 < to) {
-        ready(i + 1);
-        issue(even, 0);
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
-      }
-      finish(odd, i, own, 2 * pair + 1);
+    for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        visit(set, position + half * 8, index + half * 8,
+              scores[set][half] * (scales[half] * weights.factor[set]), position + half * 8 < visible[set]);
     }
     page_end();
-  }
+  };
+
+  const int count = pipeline.count;
+  if (count > 0) {
+    pipeline.ready(smem, 0);
+#if GROUPS == 1
+    float d[kAccumulators];
+    for (int j = 0; j < count; ++j) {
+      issue(d, 0);
+      read_scales();
+      wgmma_wait<0>();
+      if (j + 1 < count) pipeline.ready(smem, j + 1);
+      sum_heads(d, 0);
+      visit_page(j);
+    }
+#else
+    float even[kAccumulators], odd[kAccumulators];
+    issue(even, 0);
+    for (int j = 0; j < count; ++j) {
+      read_scales();
+#pragma unroll
+      for (int pair = 0; pair < GROUPS / 2; ++pair) {
+        issue(odd, 2 * pair + 1);
+        wgmma_wait<1>();
+        sum_heads(even, 2 * pair);
+        if (pair + 1 < GROUPS / 2) {
+          issue(even, 2 * pair + 2);
+          wgmma_wait<1>();
+        } else if (j + 1 < count) {
+          pipeline.ready(smem, j + 1);
+          issue(even, 0);
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        sum_heads(odd, 2 * pair + 1);
+      }
+      visit_page(j);
+    }
 #endif
+  }
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
@@ -257,13 +361,15 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
       if (from >= to) continue;
       __syncthreads();
       const int64_t row = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-      load_queries(smem, q + row * 128, weights + row);
+      Pipeline pipeline{cache, block_table + static_cast<int64_t>(request) * max_num_blocks, pages.step};
+      pipeline.start(smem, from, to, [&] { load_queries(smem, q + row * 128); });
+      const Weights own = load_weights(weights + row);
       enter(request);
+      pipeline.wait();
       __syncthreads();
-      const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
-      score_pages(smem, cache, table, length, from, to, pages.step,
-                  [&](int token, int position, int index, float score, bool valid) {
-                    visit(request * NEXT_N + token, token, position, index, score, valid);
+      score_pages(smem, pipeline, own, length,
+                  [&](int set, int position, int index, float score, bool valid) {
+                    visit(set, position, index, score, valid);
                   },
                   [&] { page_end(request); });
       leave(request);
@@ -271,43 +377,55 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     paged_mqa_logits_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ out,
                             int batch_size, int max_num_blocks, int out_stride) {
   let_next_kernel_start();
   wait_for_previous_kernel();
+  float* target[kSets] = {};
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{1, max_num_blocks},
-              [&](int row, int, int position, int, float score, bool valid) {
-                // Predicated, not branched around: a quarter of the lanes always stay out.
+              [&](int set, int position, int, float score, bool valid) {
+                // Predicated, not branched around: some of the lanes always stay out.
                 asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}\n" ::"l"(
-                                 out + static_cast<int64_t>(row) * out_stride + position),
+                                 target[set] + position),
                              "f"(score), "r"(static_cast<int>(valid))
                              : "memory");
+              },
+              [&](int request) {
+#pragma unroll
+                for (int set = 0; set < kSets; ++set)
+                  target[set] = out + static_cast<int64_t>(request * NEXT_N + set * 4 + threadIdx.x % 4) * out_stride;
               });
 }
 
 // Scores of every step-th page, packed; positions past a row's length become -inf.
-extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     paged_mqa_sample_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ sample,
                             int batch_size, int max_num_blocks, int sample_stride, int step) {
   let_next_kernel_start();
   wait_for_previous_kernel();
+  float* target[kSets] = {};
   score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{step, sample_stride / 64},
-              [&](int row, int token, int, int index, float score, bool valid) {
-                if (token >= 0)
-                  sample[static_cast<int64_t>(row) * sample_stride + index] =
-                      valid ? score : -__int_as_float(0x7F800000);
+              [&](int set, int, int index, float score, bool valid) {
+                if (set * 4 + threadIdx.x % 4 < NEXT_N)
+                  target[set][index] = valid ? score : -__int_as_float(0x7F800000);
+              },
+              [&](int request) {
+#pragma unroll
+                for (int set = 0; set < kSets; ++set)
+                  target[set] =
+                      sample + static_cast<int64_t>(request * NEXT_N + set * 4 + threadIdx.x % 4) * sample_stride;
               });
 }
 
 // Keys of the scores at or above each row's threshold, in any order; counts may pass the capacity.
-extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     paged_mqa_filter_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table,
@@ -321,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
   const int lane = threadIdx.x % 32;
   const uint32_t below = (1u << lane) - 1;
   uint2* queue = reinterpret_cast<uint2*>(smem_layout().staged) + threadIdx.x / 32 * kQueue;
-  __shared__ float least[NEXT_N];
+  float least[kSets] = {};
   // Scores wait in the warp's own shared memory, with their position and their token above it: a few global
   // atomics then serve many, and the scoring loop has none and no branch.
   int waiting = 0;
@@ -346,20 +464,23 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
   score_share(
       q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
       Pages{1, max_num_blocks},
-      [&](int, int token, int position, int, float score, bool valid) {
-        const bool passes = valid && score >= least[token < 0 ? 0 : token];
+      [&](int set, int position, int, float score, bool valid) {
+        const bool passes = valid && score >= least[set];
         const uint32_t passed = __ballot_sync(0xFFFFFFFF, passes);
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %3, 0;\n@p st.shared.v2.b32 [%0], {%1, %2};\n}\n" ::"r"(
                          smem_address(queue + waiting + __popc(passed & below))),
-                     "r"(__float_as_uint(score)), "r"(position | static_cast<uint32_t>(token) << kTokenShift),
+                     "r"(__float_as_uint(score)), "r"(position | static_cast<uint32_t>(set * 4 + lane % 4) << kTokenShift),
                      "r"(static_cast<int>(passes))
                      : "memory");
         waiting += __popc(passed);
       },
       [&](int request) {
-        // Above the lowest finite score, a score is above -inf and no NaN.
-        if (threadIdx.x < NEXT_N)
-          least[threadIdx.x] = fmaxf(thresholds[request * NEXT_N + threadIdx.x], -3.402823466e38f);
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+          const int token = set * 4 + lane % 4;
+          // Above the lowest finite score, a score is above -inf and no NaN.
+          if (token < NEXT_N) least[set] = fmaxf(thresholds[request * NEXT_N + token], -3.402823466e38f);
+        }
       },
       // A page adds at most 16 keys a token.
       [&](int request) {
@@ -370,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(128, MIN_BLOCKS)
 
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request
 // once a byte of the key. A block a request; it returns at once where every row is sound.
-extern "C" __global__ void __launch_bounds__(128, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
     paged_mqa_repair_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, const float* __restrict__ thresholds,
@@ -395,21 +516,35 @@ extern "C" __global__ void __launch_bounds__(128, 1)
 
   const Smem smem = smem_layout();
   const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-  load_queries(smem, q + first * 128, weights + first);
+  const Weights own = load_weights(weights + first);
   const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
   if (threadIdx.x < NEXT_N) prefix[threadIdx.x] = 0, kept[threadIdx.x] = 0;
-  __syncthreads();
+  // Scores the request; counts the digits at shift of the keys that begin with the prefix, or, where shift is
+  // negative, keeps the keys up to the prefix.
+  auto scan = [&](int shift) {
+    Pipeline pipeline{cache, table, 1};
+    pipeline.start(smem, 0, pages, [&] { load_queries(smem, q + first * 128); });
+    pipeline.wait();
+    __syncthreads();
+    score_pages(smem, pipeline, own, length, [&](int set, int position, int, float score, bool valid) {
+      const int token = set * 4 + threadIdx.x % 4;
+      if (valid && (broken >> token & 1) && selectable(score)) {
+        const uint64_t key = selection_key(score, position);
+        if (shift < 0) {
+          const int64_t row = static_cast<int64_t>(request) * NEXT_N + token;
+          if (key <= prefix[token]) candidates[row * capacity + atomicAdd(&kept[token], 1u)] = key;
+        } else if (shift == 56 || key >> (shift + 8) == prefix[token]) {
+          atomicAdd(&counters[token][key >> shift & 255], 1u);
+        }
+      }
+      __syncwarp();
+    });
+    __syncthreads();
+  };
   for (int shift = 56; shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < NEXT_N * 256; i += 128) (&counters[0][0])[i] = 0;
+    for (int i = threadIdx.x; i < NEXT_N * 256; i += kThreads) (&counters[0][0])[i] = 0;
     __syncthreads();
-    score_pages(smem, cache, table, length, 0, pages, 1,
-                [&](int token, int position, int, float score, bool valid) {
-                  if (!valid || !(broken >> token & 1) || !selectable(score)) return;
-                  const uint64_t key = selection_key(score, position);
-                  if (shift < 56 && key >> (shift + 8) != prefix[token]) return;
-                  atomicAdd(&counters[token][key >> shift & 255], 1u);
-                });
-    __syncthreads();
+    scan(shift);
     for (int token = 0; token < NEXT_N; ++token) {
       if (!(broken >> token & 1)) continue;
       if (threadIdx.x == 0 && shift == 56) {
@@ -429,15 +564,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
       __syncthreads();
     }
   }
-  score_pages(smem, cache, table, length, 0, pages, 1,
-              [&](int token, int position, int, float score, bool valid) {
-                if (!valid || !(broken >> token & 1) || !selectable(score)) return;
-                const uint64_t key = selection_key(score, position);
-                if (key > prefix[token]) return;
-                const int64_t row = static_cast<int64_t>(request) * NEXT_N + token;
-                candidates[row * capacity + atomicAdd(&kept[token], 1u)] = key;
-              });
-  __syncthreads();
+  scan(-1);
   if (threadIdx.x < NEXT_N && (broken >> threadIdx.x & 1))
     counts[request * NEXT_N + threadIdx.x] = kept[threadIdx.x];
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 
@@ -13,8 +14,9 @@ from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES
 MAX_COLUMNS = 256
 MAX_PAIRED_COLUMNS = 128  # of a group where two groups' accumulators are held
 MAX_NEXT_N = 8
+WARPGROUP = 128  # threads
 REGISTERS_BESIDE = 32
-STAGED_BYTES = 4 * 24 * 8  # keys that four warps hold back, a row
+STAGED_BYTES = 4 * 24 * 8  # keys that a warpgroup holds back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
 NUM_HEADS = (16, 32, 64)
 
@@ -42,15 +44,66 @@ def accepts(
     )
 
 
-def _stages(blocks: int, shared_fixed: int) -> int:
-    return min(6, (SHARED_BYTES // blocks - 1024 - shared_fixed) // INDEX_PAGE_BYTES)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes of a scoring kernel.
+
+    Attributes:
+        groups: 1, or an even number where the tokens' columns pass one instruction.
+        tokens: of a group.
+        warpgroups: of a block. They share its queries.
+        stages: pages of a warpgroup in shared memory.
+        min_blocks: blocks of a multiprocessor.
+        shared_bytes: of a block.
+    """
+
+    groups: int
+    tokens: int
+    warpgroups: int
+    stages: int
+    min_blocks: int
+    shared_bytes: int
+
+
+def plan(num_heads: int, next_n: int) -> Plan:
+    """Sizes for these heads and tokens a request."""
+    groups = (
+        1
+        if next_n * num_heads <= MAX_COLUMNS
+        else 2 * -(-next_n * num_heads // (2 * MAX_PAIRED_COLUMNS))
+    )
+    tokens = -(-next_n // groups)
+    columns = tokens * num_heads
+    # Registers allow this many warpgroups: the accumulators of two groups and some more a thread, 512
+    # for each of 128 threads. Shared memory then decides between blocks and pages in flight.
+    fitting = min(7, 512 // (columns // 2 * min(groups, 2) + REGISTERS_BESIDE))
+    # One token is bound by memory and wants pages in flight, more tokens want warpgroups to overlap
+    # and to share the queries, which would otherwise take the room of pages.
+    warpgroups = 2 if next_n > 1 and fitting % 2 == 0 else 1
+    min_blocks = fitting // warpgroups
+    fixed = groups * columns * INDEX_HEAD_DIM + warpgroups * next_n * STAGED_BYTES
+
+    def stages() -> int:
+        room = SHARED_BYTES // min_blocks - 1024 - fixed
+        return min(6, room // (warpgroups * INDEX_PAGE_BYTES))
+
+    while stages() < (4 if next_n == 1 else 3):
+        min_blocks -= 1
+    return Plan(
+        groups,
+        tokens,
+        warpgroups,
+        stages(),
+        min_blocks,
+        fixed + warpgroups * stages() * INDEX_PAGE_BYTES,
+    )
 
 
 @functools.cache
 def scoring_kernel(
     function: str, num_heads: int, next_n: int, device_index: int
-) -> tuple[Kernel, int]:
-    """Kernel for these sizes and its number of blocks.
+) -> tuple[Kernel, int, int]:
+    """Kernel for these sizes and its launch.
 
     Args:
         function: kernel in ``csrc/paged_mqa_logits.cu``.
@@ -59,37 +112,27 @@ def scoring_kernel(
         device_index: CUDA device.
 
     Returns:
-        The kernel and the blocks that fill the device once.
+        The kernel, the blocks that fill the device once, and the threads of a block.
     """
-    groups = (
-        1
-        if next_n * num_heads <= MAX_COLUMNS
-        else 2 * -(-next_n * num_heads // (2 * MAX_PAIRED_COLUMNS))
-    )
-    tokens = -(-next_n // groups)
-    columns = tokens * num_heads
-    shared_fixed = groups * columns * (INDEX_HEAD_DIM + 4) + next_n * STAGED_BYTES
-    # Registers allow this many blocks: the accumulators of two groups and some more a thread, 512
-    # for each of 128 threads. Shared memory then decides between blocks and pages in flight.
-    min_blocks = min(7, 512 // (columns // 2 * min(groups, 2) + REGISTERS_BESIDE))
-    # One token is bound by memory and wants pages in flight, more tokens want blocks to overlap.
-    least = 4 if next_n == 1 else 3
-    while (stages := _stages(min_blocks, shared_fixed)) < least:
-        min_blocks -= 1
+    sizes = plan(num_heads, next_n)
+    columns = sizes.tokens * num_heads
     defines = (
         ("NUM_HEADS", num_heads),
         ("NEXT_N", next_n),
-        ("GROUPS", groups),
-        ("TOKENS", tokens),
-        ("STAGES", stages),
-        ("MIN_BLOCKS", min_blocks),
+        ("GROUPS", sizes.groups),
+        ("TOKENS", sizes.tokens),
+        ("WARPGROUPS", sizes.warpgroups),
+        ("STAGES", sizes.stages),
+        ("MIN_BLOCKS", sizes.min_blocks),
     )
     prelude = (
         _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n" + header("order")
     )
-    shared_bytes = shared_fixed + stages * INDEX_PAGE_BYTES
-    kernel = load_kernel("paged_mqa_logits", function, shared_bytes, defines, prelude, device_index)
-    return kernel, min_blocks * _arch.sm_count(device_index)
+    kernel = load_kernel(
+        "paged_mqa_logits", function, sizes.shared_bytes, defines, prelude, device_index
+    )
+    blocks = sizes.min_blocks * _arch.sm_count(device_index)
+    return kernel, blocks, WARPGROUP * sizes.warpgroups
 
 
 def paged_mqa_logits_sm90(
@@ -112,10 +155,10 @@ def paged_mqa_logits_sm90(
     """
     batch_size, next_n, num_heads, _ = q.shape
     index = q.device.index or 0
-    kernel, blocks = scoring_kernel("paged_mqa_logits_kernel", num_heads, next_n, index)
+    kernel, blocks, threads = scoring_kernel("paged_mqa_logits_kernel", num_heads, next_n, index)
     kernel.launch(
         (blocks, 1, 1),
-        128,
+        threads,
         [
             *(q, index_cache, weights, cache_seqlens, block_table, out),
             *(batch_size, block_table.stride(0), out.stride(0)),

@@ -101,20 +101,20 @@ def select_in_one_pass(
     sample = torch.empty(rows, sample_width, device=device)
     # Contexts within the capacity keep every score: they need no threshold.
     if max_num_blocks * 64 > CAPACITY:
-        kernel, blocks = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
+        kernel, blocks, threads = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
         sizes = (batch_size, table_stride, sample_width, step)
-        kernel.launch((blocks, 1, 1), 128, [*inputs, sample, *sizes], early=True)
+        kernel.launch((blocks, 1, 1), threads, [*inputs, sample, *sizes], early=True)
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
         (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk], True
     )
     kept = (thresholds, counts, candidates)
-    kernel, blocks = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
+    kernel, blocks, threads = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
     kernel.launch(
-        (blocks, 1, 1), 128, [*inputs, *kept, batch_size, table_stride, CAPACITY], early=True
+        (blocks, 1, 1), threads, [*inputs, *kept, batch_size, table_stride, CAPACITY], early=True
     )
-    kernel, _ = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
-    kernel.launch((batch_size, 1, 1), 128, [*inputs, *kept, table_stride, CAPACITY, topk], True)
+    kernel, _, threads = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
+    kernel.launch((batch_size, 1, 1), threads, [*inputs, *kept, table_stride, CAPACITY, topk], True)
     table = block_table if return_slots else None
     topk_kernel("topk_sort_kernel", index).launch(
         (rows, 1, 1),
