@@ -144,6 +144,46 @@ class _Config(ctypes.Structure):
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
+@functools.lru_cache(maxsize=4096)
+def tensor_map(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> bytes:
+    """A map of a byte tensor for bulk copies that swizzle rows of 128 bytes in shared memory.
+
+    Args:
+        address: of the first byte, a multiple of 16.
+        sizes: of each dimension, the contiguous one first.
+        strides: in bytes, of every dimension but the first; multiples of 16.
+        box: sizes of what one copy takes.
+
+    Returns:
+        The driver's ``CUtensorMap``, 128 bytes.
+
+    Raises:
+        RuntimeError: when the driver refuses the sizes.
+    """
+    rank = len(sizes)
+    buffer = ctypes.create_string_buffer(192)
+    aligned = -(-ctypes.addressof(buffer) // 64) * 64
+    swizzle_128, promote_256 = 3, int(os.environ.get('PROMOTE', '3'))
+    status = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(aligned),
+        0,  # bytes
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*([1] * rank)),
+        0,
+        swizzle_128,
+        promote_256,
+        0,
+    )
+    _check_driver("cuTensorMapEncodeTiled", status)
+    return ctypes.string_at(aligned, 128)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A loaded kernel of one device's context."""
@@ -156,7 +196,7 @@ class Kernel:
         self,
         grid: tuple[int, int, int],
         threads: int,
-        args: list[torch.Tensor | int | float | None],
+        args: list[torch.Tensor | int | float | bytes | None],
         early: bool = False,
     ) -> None:
         """Launch on torch's current stream.
@@ -164,8 +204,8 @@ class Kernel:
         Args:
             grid: blocks in x, y and z.
             threads: threads a block.
-            args: tensors and None pass as pointers, int as int32, float as fp32. Wider integers are
-                not needed: offsets are formed on the device.
+            args: tensors and None pass as pointers, int as int32, float as fp32, bytes as a struct.
+                Wider integers are not needed: offsets are formed on the device.
             early: the kernel may start once every block of the one before it has called
                 ``let_next_kernel_start``. It must call ``wait_for_previous_kernel`` before it reads
                 or writes anything that another kernel touches.
@@ -173,7 +213,7 @@ class Kernel:
         Raises:
             RuntimeError: when the driver refuses the launch.
         """
-        values: list[ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float] = []
+        values: list[ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float | ctypes.Array[ctypes.c_char]] = []
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 values.append(ctypes.c_void_p(arg.data_ptr()))
@@ -181,6 +221,8 @@ class Kernel:
                 values.append(ctypes.c_void_p(0))
             elif isinstance(arg, int):
                 values.append(ctypes.c_int32(arg))
+            elif isinstance(arg, bytes):
+                values.append(ctypes.create_string_buffer(arg, len(arg)))
             else:
                 values.append(ctypes.c_float(arg))
         packed = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])

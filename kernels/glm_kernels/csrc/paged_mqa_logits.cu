@@ -19,26 +19,32 @@ constexpr int kSets = (NEXT_N + 3) / 4;      // of four tokens, one for each lan
 constexpr int kStaged = 24;  // keys a token that a warp holds back: 16 of one page, and 8
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
+constexpr int kLag = GROUPS == 1 ? 1 : 2;
 // Pages in flight while one is scored. With one group its products are done before the next copy starts.
 constexpr int kAhead = GROUPS == 1 ? STAGES - 1 : STAGES - 2;
 // A product of codes is below 128 * 448 * 448, which is 49 times 2^19: a 512th of it is below fp16's largest.
-constexpr float kProductScale = 1.0f / 512;
+constexpr float kProductScale = BF16 ? 1.0f : 1.0f / 512;
 
 struct Smem {
   uint8_t* keys;     // [STAGES][64][128] of this warpgroup, 128-byte swizzle
   uint8_t* q;        // [GROUPS * kColumns][128], same
   float* scales;     // [STAGES][64] of this warpgroup
+  uint64_t* full;    // [STAGES] barriers of this warpgroup
   uint64_t* staged;  // [4 * WARPGROUPS][NEXT_N][kStaged]
 };
 
-__device__ __forceinline__ int warpgroup() { return WARPGROUPS == 1 ? 0 : threadIdx.x / 128; }
+// The exchange tells the compiler that a warp agrees on it.
+__device__ __forceinline__ int warpgroup() {
+  return WARPGROUPS == 1 ? 0 : __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
+}
 
 __device__ __forceinline__ Smem smem_layout() {
   extern __shared__ __align__(1024) uint8_t smem_raw[];
   uint8_t* q = smem_raw + WARPGROUPS * STAGES * kKeyBytes;
   float* scales = reinterpret_cast<float*>(q + GROUPS * kColumns * 128);
+  uint64_t* full = reinterpret_cast<uint64_t*>(scales + WARPGROUPS * STAGES * 64);
   return {smem_raw + warpgroup() * STAGES * kKeyBytes, q, scales + warpgroup() * STAGES * 64,
-          reinterpret_cast<uint64_t*>(scales + WARPGROUPS * STAGES * 64)};
+          full + warpgroup() * STAGES, full + WARPGROUPS * STAGES};
 }
 
 // Sixteen bytes, or zeros where take is false.
@@ -51,6 +57,13 @@ __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_gr
 
 __device__ __forceinline__ void sync_warpgroup() {
   asm volatile("bar.sync %0, 128;\n" ::"r"(1 + warpgroup()) : "memory");
+}
+
+__device__ __forceinline__ void take_turn() {
+  asm volatile("bar.sync %0, 256;\n" ::"r"(3 + warpgroup()) : "memory");
+}
+__device__ __forceinline__ void pass_turn() {
+  asm volatile("bar.arrive %0, 256;\n" ::"r"(4 - warpgroup()) : "memory");
 }
 
 // A thread's four chunks of a page lie 16 rows apart, so that one swizzled offset serves them all.
@@ -88,10 +101,17 @@ struct Weights {
 
 __device__ __forceinline__ uint32_t pack_half(float low, float high) {
   uint32_t pair;
+#if BF16
+  asm("cvt.rn.bf16x2.f32 %0, %2, %1;\n" : "=r"(pair) : "f"(low), "f"(high));
+#else
   asm("cvt.rn.f16x2.f32 %0, %2, %1;\n" : "=r"(pair) : "f"(low), "f"(high));
+#endif
   return pair;
 }
 __device__ __forceinline__ float through_half(float value) {
+#if BF16
+  return __uint_as_float(pack_half(value, value) & 0xFFFF0000u);
+#endif
   float rounded;
   asm("{\n.reg .b16 h;\ncvt.rn.f16.f32 h, %1;\ncvt.f32.f16 %0, h;\n}\n" : "=f"(rounded) : "f"(value));
   return rounded;
@@ -135,7 +155,11 @@ __device__ __forceinline__ Weights load_weights(const float* weights) {
 // Two products, rectified: NaN stays NaN.
 __device__ __forceinline__ uint32_t rectified_pair(float low, float high) {
   uint32_t pair;
+#if BF16
+  asm volatile("cvt.rn.relu.bf16x2.f32 %0, %2, %1;\n"
+#else
   asm volatile("cvt.rn.relu.f16x2.f32 %0, %2, %1;\n"
+#endif
                : "=r"(pair)
                : "f"(low * kProductScale), "f"(high * kProductScale));
   return pair;
@@ -143,7 +167,11 @@ __device__ __forceinline__ uint32_t rectified_pair(float low, float high) {
 
 __device__ __forceinline__ void small_product(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile(
+#if BF16
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+#else
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+#endif
       "{%0, %1, %2, %3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -165,12 +193,100 @@ struct Nothing {
   __device__ __forceinline__ void operator()(Arguments...) const {}
 };
 
+struct alignas(64) TensorMap {
+  uint8_t bytes[128];
+};
+
+#if TMA
+// Copies of a warpgroup's pages: of a launch's pages [from, to), every WARPGROUPS-th. One thread starts them.
+struct Pipeline {
+  const TensorMap* map;  // [pages][64][128] codes of the cache
+  const uint8_t* cache;
+  uint32_t stage, phase;  // of the page that was made ready last
+  const int* table;
+  int step;
+  int first, count;  // page first + j * WARPGROUPS, for j below count
+  int count_of_other;
+  int ahead;  // page number of the next copy, read an iteration before it starts
+
+  __device__ __forceinline__ Pipeline(const TensorMap& map, const uint8_t* cache, const Smem& smem)
+      : map(&map), cache(cache), stage(STAGES - 1), phase(1) {
+    if (threadIdx.x % 128 == 0) {
+      for (int i = 0; i < STAGES; ++i) mbarrier_init(smem_address(smem.full + i), 1);
+      fence_async_proxy();
+    }
+  }
+
+  __device__ __forceinline__ int page_number(int j) const {
+    return j < count ? table[(first + j * WARPGROUPS) * step] : 0;
+  }
+
+  __device__ __forceinline__ void copy(const Smem& smem, int page, uint32_t to) const {
+    const uint32_t full = smem_address(smem.full) + to * 8;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(full), "n"(kPageBytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3}], "
+        "[%4];\n" ::"r"(smem_address(smem.keys) + to * kKeyBytes),
+        "l"(map), "r"(0), "r"(page), "r"(full)
+        : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 256, [%2];\n" ::"r"(
+            smem_address(smem.scales) + to * 256),
+        "l"(cache + static_cast<int64_t>(page) * kPageBytes + kKeyBytes), "r"(full)
+        : "memory");
+  }
+
+  template <typename WithFirst>
+  __device__ __forceinline__ void start(const Smem& smem, const int* pages, int every, int from, int to,
+                                        WithFirst with_first) {
+    table = pages;
+    step = every;
+    first = from + warpgroup();
+    count = (to - first + WARPGROUPS - 1) / WARPGROUPS;
+    count_of_other = warpgroup() == 0 ? (to - from) / 2 : (to - from + 1) / 2;
+    if (threadIdx.x % 128 == 0) {
+      int numbers[STAGES];
+#pragma unroll
+      for (int j = 0; j < STAGES; ++j) numbers[j] = page_number(j);
+      ahead = page_number(STAGES);
+#pragma unroll
+      for (int j = 0; j < STAGES; ++j) {
+        const uint32_t place = stage + 1 + j;
+        if (j < count) copy(smem, numbers[j], place < STAGES ? place : place - STAGES);
+      }
+    }
+    with_first();
+    copy_commit();
+  }
+
+  __device__ __forceinline__ void wait() const {
+    asm volatile("cp.async.wait_all;\n" ::: "memory");
+    fence_async_proxy();
+  }
+
+  // Waits for page j, and lets another take the place of page j - kLag, whose products are done.
+  __device__ __forceinline__ void ready(const Smem& smem, int j) {
+    if (j >= kLag) {
+      sync_warpgroup();
+      if (threadIdx.x % 128 == 0 && j - kLag + STAGES < count) {
+        copy(smem, ahead, kLag == 1 ? stage : stage == 0 ? STAGES - 1 : stage - 1);
+        ahead = page_number(j - kLag + STAGES + 1);
+      }
+    }
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+    mbarrier_wait(smem_address(smem.full) + stage * 8, phase);
+  }
+};
+#else
 // Copies of a warpgroup's pages: of a launch's pages [from, to), every WARPGROUPS-th.
 struct Pipeline {
   const uint8_t* cache;
   const int* table;
   int step;
+  __device__ __forceinline__ Pipeline(const TensorMap&, const uint8_t* cache, const Smem&) : cache(cache) {}
   int first, count;  // page first + j * WARPGROUPS, for j below count
+  int count_of_other;
   uint32_t offset;
   int ahead;   // page number of the next copy, read an iteration before it starts
   int stage;   // of the page that was made ready last
@@ -182,9 +298,13 @@ struct Pipeline {
 
   // Starts the first copies; the queries' copies, started in between, belong to the first page's.
   template <typename WithFirst>
-  __device__ __forceinline__ void start(const Smem& smem, int from, int to, WithFirst with_first) {
+  __device__ __forceinline__ void start(const Smem& smem, const int* pages, int every, int from, int to,
+                                        WithFirst with_first) {
+    table = pages;
+    step = every;
     first = from + warpgroup();
     count = (to - first + WARPGROUPS - 1) / WARPGROUPS;
+    count_of_other = warpgroup() == 0 ? (to - from) / 2 : (to - from + 1) / 2;
     offset = chunk_offset();
     int numbers[kAhead];
 #pragma unroll
@@ -218,6 +338,7 @@ struct Pipeline {
     refill = refill + 1 == STAGES ? 0 : refill + 1;
   }
 };
+#endif
 
 // Scores a warpgroup's pages in order; calls visit(set, position, index, score, valid) in whole warps. The
 // score is that of token set * 4 + lane % 4, index counts positions of the launch's pages, and valid says
@@ -279,14 +400,24 @@ __device__ __forceinline__ void score_pages(const Smem& smem, Pipeline& pipeline
   };
 
   const int count = pipeline.count;
+#if PINGPONG
+  // The first turn is the first warpgroup's.
+  if (warpgroup() == 1 && pipeline.count_of_other > 0) pass_turn();
+#endif
   if (count > 0) {
     pipeline.ready(smem, 0);
 #if GROUPS == 1
     float d[kAccumulators];
     for (int j = 0; j < count; ++j) {
+#if PINGPONG
+      take_turn();
+#endif
       issue(d, 0);
       read_scales();
       wgmma_wait<0>();
+#if PINGPONG
+      if (j + warpgroup() < pipeline.count_of_other) pass_turn();
+#endif
       if (j + 1 < count) pipeline.ready(smem, j + 1);
       sum_heads(d, 0);
       visit_page(j);
@@ -325,20 +456,30 @@ __device__ __forceinline__ void score_pages(const Smem& smem, Pipeline& pipeline
 // leave(request) after the last.
 template <typename Visit, typename Enter = Nothing, typename PageEnd = Nothing,
           typename Leave = Nothing>
-__device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cache, const float* weights,
+__device__ __forceinline__ void score_share(const TensorMap& map, const uint8_t* q, const uint8_t* cache, const float* weights,
                                             const int* cache_seqlens, const int* block_table,
                                             int batch_size, int max_num_blocks, Pages pages,
                                             Visit visit, Enter enter = {},
                                             PageEnd page_end = {}, Leave leave = {}) {
   const Smem smem = smem_layout();
   const int lane = threadIdx.x % 32;
+  Pipeline pipeline(map, cache, smem);
   // A lane a request: reading one length after the other would cost a small batch its whole time.
   auto length_of = [&](int request) { return request < batch_size ? cache_seqlens[request] : 0; };
   int64_t total = 0;
   for (int first = 0; first < batch_size; first += 32)
     total += __reduce_add_sync(0xFFFFFFFF, static_cast<uint32_t>(pages.of(length_of(first + lane))));
+#if TAIL
+  const int resident = gridDim.x / 2, later = gridDim.x - resident;
+  const int64_t bulk = total * (16 - TAIL) / 16;
+  auto boundary = [&](int block) {
+    return block < resident ? bulk * block / resident : bulk + (total - bulk) * (block - resident) / later;
+  };
+  const int64_t begin = boundary(blockIdx.x), end = boundary(blockIdx.x + 1);
+#else
   const int64_t begin = total * blockIdx.x / gridDim.x;
   const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
+#endif
   int64_t seen = 0;
   for (int first = 0; first < batch_size && seen < end; first += 32) {
     const int own_length = length_of(first + lane), own_count = pages.of(own_length);
@@ -361,8 +502,8 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
       if (from >= to) continue;
       __syncthreads();
       const int64_t row = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-      Pipeline pipeline{cache, block_table + static_cast<int64_t>(request) * max_num_blocks, pages.step};
-      pipeline.start(smem, from, to, [&] { load_queries(smem, q + row * 128); });
+      pipeline.start(smem, block_table + static_cast<int64_t>(request) * max_num_blocks, pages.step, from, to,
+                     [&] { load_queries(smem, q + row * 128); });
       const Weights own = load_weights(weights + row);
       enter(request);
       pipeline.wait();
@@ -378,14 +519,14 @@ __device__ __forceinline__ void score_share(const uint8_t* q, const uint8_t* cac
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
-    paged_mqa_logits_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
+    paged_mqa_logits_kernel(const __grid_constant__ TensorMap map, const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ out,
                             int batch_size, int max_num_blocks, int out_stride) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   float* target[kSets] = {};
-  score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
+  score_share(map, q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{1, max_num_blocks},
               [&](int set, int position, int, float score, bool valid) {
                 // Predicated, not branched around: some of the lanes always stay out.
@@ -403,14 +544,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 
 // Scores of every step-th page, packed; positions past a row's length become -inf.
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
-    paged_mqa_sample_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
+    paged_mqa_sample_kernel(const __grid_constant__ TensorMap map, const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ sample,
                             int batch_size, int max_num_blocks, int sample_stride, int step) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   float* target[kSets] = {};
-  score_share(q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
+  score_share(map, q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
               Pages{step, sample_stride / 64},
               [&](int set, int, int index, float score, bool valid) {
                 if (set * 4 + threadIdx.x % 4 < NEXT_N)
@@ -426,7 +567,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 
 // Keys of the scores at or above each row's threshold, in any order; counts may pass the capacity.
 extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
-    paged_mqa_filter_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
+    paged_mqa_filter_kernel(const __grid_constant__ TensorMap map, const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table,
                             const float* __restrict__ thresholds, int* __restrict__ counts,
@@ -445,6 +586,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   int waiting = 0;
   auto flush = [&](int request) {
     __syncwarp();
+#pragma unroll 1
     for (int first = 0; first < waiting; first += 32) {
       const bool mine = first + lane < waiting;
       const uint2 entry = mine ? queue[first + lane] : uint2{0, 0};
@@ -462,7 +604,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     __syncwarp();
   };
   score_share(
-      q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
+      map, q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
       Pages{1, max_num_blocks},
       [&](int set, int position, int, float score, bool valid) {
         const bool passes = valid && score >= least[set];
@@ -492,7 +634,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
 // For rows whose candidates are too few or too many: an exact radix selection by scoring the request
 // once a byte of the key. A block a request; it returns at once where every row is sound.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    paged_mqa_repair_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
+    paged_mqa_repair_kernel(const __grid_constant__ TensorMap map, const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, const float* __restrict__ thresholds,
                             int* __restrict__ counts, uint64_t* __restrict__ candidates,
@@ -521,9 +663,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < NEXT_N) prefix[threadIdx.x] = 0, kept[threadIdx.x] = 0;
   // Scores the request; counts the digits at shift of the keys that begin with the prefix, or, where shift is
   // negative, keeps the keys up to the prefix.
+  Pipeline pipeline(map, cache, smem);
+  __syncthreads();
   auto scan = [&](int shift) {
-    Pipeline pipeline{cache, table, 1};
-    pipeline.start(smem, 0, pages, [&] { load_queries(smem, q + first * 128); });
+    pipeline.start(smem, table, 1, 0, pages, [&] { load_queries(smem, q + first * 128); });
     pipeline.wait();
     __syncthreads();
     score_pages(smem, pipeline, own, length, [&](int set, int position, int, float score, bool valid) {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from glm_kernels import _arch, _wgmma
-from glm_kernels._jit import Kernel, header, load_kernel
-from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES
+from glm_kernels._jit import Kernel, header, load_kernel, tensor_map
+from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES, PAGE_SIZE
 
 MAX_COLUMNS = 256
 MAX_PAIRED_COLUMNS = 128  # of a group where two groups' accumulators are held
@@ -18,6 +18,7 @@ WARPGROUP = 128  # threads
 REGISTERS_BESIDE = 32
 STAGED_BYTES = 4 * 24 * 8  # keys that a warpgroup holds back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
+EXPERIMENT: tuple[tuple[str, int], ...] = (("TMA", 1), ("BF16", 0), ("PINGPONG", 0), ("TAIL", 0))
 NUM_HEADS = (16, 32, 64)
 
 
@@ -82,10 +83,11 @@ def plan(num_heads: int, next_n: int) -> Plan:
     warpgroups = 2 if next_n > 1 and fitting % 2 == 0 else 1
     min_blocks = fitting // warpgroups
     fixed = groups * columns * INDEX_HEAD_DIM + warpgroups * next_n * STAGED_BYTES
+    per_page = INDEX_PAGE_BYTES + 8  # and a barrier
 
     def stages() -> int:
         room = SHARED_BYTES // min_blocks - 1024 - fixed
-        return min(6, room // (warpgroups * INDEX_PAGE_BYTES))
+        return min(6, room // (warpgroups * per_page))
 
     while stages() < (4 if next_n == 1 else 3):
         min_blocks -= 1
@@ -95,7 +97,7 @@ def plan(num_heads: int, next_n: int) -> Plan:
         warpgroups,
         stages(),
         min_blocks,
-        fixed + warpgroups * stages() * INDEX_PAGE_BYTES,
+        fixed + warpgroups * stages() * per_page,
     )
 
 
@@ -117,6 +119,7 @@ def scoring_kernel(
     sizes = plan(num_heads, next_n)
     columns = sizes.tokens * num_heads
     defines = (
+        *EXPERIMENT,
         ("NUM_HEADS", num_heads),
         ("NEXT_N", next_n),
         ("GROUPS", sizes.groups),
@@ -132,7 +135,19 @@ def scoring_kernel(
         "paged_mqa_logits", function, sizes.shared_bytes, defines, prelude, device_index
     )
     blocks = sizes.min_blocks * _arch.sm_count(device_index)
+    if dict(EXPERIMENT)["TAIL"]:
+        blocks *= 2
     return kernel, blocks, WARPGROUP * sizes.warpgroups
+
+
+def code_map(index_cache: torch.Tensor) -> bytes:
+    """Map of the codes of a cache: one copy takes a page's ``[64, 128]``."""
+    return tensor_map(
+        index_cache.data_ptr(),
+        (INDEX_HEAD_DIM, PAGE_SIZE, index_cache.shape[0]),
+        (INDEX_HEAD_DIM, INDEX_PAGE_BYTES),
+        (INDEX_HEAD_DIM, PAGE_SIZE, 1),
+    )
 
 
 def paged_mqa_logits_sm90(
@@ -160,7 +175,7 @@ def paged_mqa_logits_sm90(
         (blocks, 1, 1),
         threads,
         [
-            *(q, index_cache, weights, cache_seqlens, block_table, out),
+            *(code_map(index_cache), q, index_cache, weights, cache_seqlens, block_table, out),
             *(batch_size, block_table.stride(0), out.stride(0)),
         ],
         early=True,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from glm_kernels.cache.layout import PAGE_SIZE
-from glm_kernels.indexer.paged_mqa_logits_sm90 import paged_mqa_logits_sm90, scoring_kernel
+from glm_kernels.indexer.paged_mqa_logits_sm90 import code_map, paged_mqa_logits_sm90, scoring_kernel
 from glm_kernels.indexer.topk_indices_sm90 import (
     CAPACITY,
     SAMPLE_STEP,
@@ -94,7 +94,7 @@ def select_in_one_pass(
     counts = torch.empty(rows, dtype=torch.int32, device=device)
     candidates = torch.empty(rows, CAPACITY, dtype=torch.int64, device=device)
     out = torch.empty(rows, topk, dtype=torch.int32, device=device)
-    inputs = (q, index_cache, weights, cache_seqlens, block_table)
+    inputs = (code_map(index_cache), q, index_cache, weights, cache_seqlens, block_table)
 
     step = sample_step(max_num_blocks)
     sample_width = -(-max_num_blocks // step) * 64
