@@ -9,8 +9,8 @@
 import pytest
 from glm_kernels import _arch, _jit, _wgmma
 
-SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
-PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
+SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("WARPGROUPS", 2), ("STAGES", 4))
+PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("WARPGROUPS", 1), ("STAGES", 4))
 HALF = _wgmma.wgmma_half(64, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
 
 
@@ -20,7 +20,7 @@ def scoring_prelude(columns: int) -> str:
 
 
 SOURCES = [
-    ("paged_mqa_logits", (*SCORING, ("MIN_BLOCKS", 4)), scoring_prelude(192)),
+    ("paged_mqa_logits", (*SCORING, ("MIN_BLOCKS", 2)), scoring_prelude(192)),
     ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
     ("sparse_mla", (("PACKED", 1),), HALF),

@@ -451,6 +451,51 @@ __device__ __forceinline__ void score_pages(const Smem& smem, Pipeline& pipeline
   asm volatile("cp.async.wait_all;\n" ::: "memory");
 }
 
+#if PREFETCH
+// Read past the L1 cache, which must not keep what the kernel before this one may yet change. Zero where take
+// is false.
+__device__ __forceinline__ int load_hint(const int* pointer, bool take) {
+  int value;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.relaxed.gpu.global.s32 %0, [%1];\n}\n"
+      : "=r"(value)
+      : "l"(pointer), "r"(static_cast<int>(take))
+      : "memory");
+  return value;
+}
+
+// Brings the first pages of each warpgroup's share to the L2 cache while the kernel before this one still
+// runs. Lengths and table may be about to change: what is read here decides nothing but what is fetched, and
+// every page number is checked. Predicated, so that the compiler sees the warps stay whole.
+__device__ __forceinline__ void prefetch_share(const uint8_t* cache, const int* cache_seqlens,
+                                               const int* block_table, int batch_size, int table_stride,
+                                               int num_pages, Pages pages) {
+  const int lane = threadIdx.x % 32;
+  const int count = pages.of(load_hint(cache_seqlens + lane, lane < batch_size));
+  int upto = count;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFF, upto, distance);
+    upto += lane >= distance ? other : 0;
+  }
+  const int64_t total = __shfl_sync(0xFFFFFFFF, upto, 31);
+  const int64_t begin = total * blockIdx.x / gridDim.x;
+  // The request that the share begins in; of more than 32, only the first are looked at.
+  const uint32_t reached = __ballot_sync(0xFFFFFFFF, batch_size <= 32 && upto > begin);
+  const int request = reached ? __ffs(reached) - 1 : 0;
+  const int taken = __shfl_sync(0xFFFFFFFF, count, request);
+  const int before = __shfl_sync(0xFFFFFFFF, upto, request) - taken;
+  const int64_t at = begin - before + warpgroup() + lane * WARPGROUPS;
+  const bool some = reached && threadIdx.x % 128 < PREFETCH && at < taken;
+  const int page = load_hint(block_table + static_cast<int64_t>(request) * table_stride + at * pages.step, some);
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p cp.async.bulk.prefetch.L2.global [%0], %1;\n}\n" ::"l"(
+          cache + static_cast<int64_t>(page) * kPageBytes),
+      "n"(kPageBytes), "r"(static_cast<int>(some && page >= 0 && page < num_pages))
+      : "memory");
+}
+#endif
+
 // Divides the pages of all requests evenly over the blocks and scores this block's share; enter(request)
 // comes before the first score of each request in the share, page_end(request) after each page, and
 // leave(request) after the last.
@@ -458,7 +503,7 @@ template <typename Visit, typename Enter = Nothing, typename PageEnd = Nothing,
           typename Leave = Nothing>
 __device__ __forceinline__ void score_share(const TensorMap& map, const uint8_t* q, const uint8_t* cache, const float* weights,
                                             const int* cache_seqlens, const int* block_table,
-                                            int batch_size, int max_num_blocks, Pages pages,
+                                            int batch_size, int table_stride, Pages pages,
                                             Visit visit, Enter enter = {},
                                             PageEnd page_end = {}, Leave leave = {}) {
   const Smem smem = smem_layout();
@@ -502,7 +547,7 @@ __device__ __forceinline__ void score_share(const TensorMap& map, const uint8_t*
       if (from >= to) continue;
       __syncthreads();
       const int64_t row = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-      pipeline.start(smem, block_table + static_cast<int64_t>(request) * max_num_blocks, pages.step, from, to,
+      pipeline.start(smem, block_table + static_cast<int64_t>(request) * table_stride, pages.step, from, to,
                      [&] { load_queries(smem, q + row * 128); });
       const Weights own = load_weights(weights + row);
       enter(request);
@@ -522,11 +567,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     paged_mqa_logits_kernel(const __grid_constant__ TensorMap map, const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ out,
-                            int batch_size, int max_num_blocks, int out_stride) {
+                            int batch_size, int table_stride, int max_num_blocks, int num_pages, int out_stride) {
   let_next_kernel_start();
+#if PREFETCH
+  prefetch_share(cache, cache_seqlens, block_table, batch_size, table_stride, num_pages,
+                 Pages{1, max_num_blocks});
+#endif
   wait_for_previous_kernel();
   float* target[kSets] = {};
-  score_share(map, q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
+  score_share(map, q, cache, weights, cache_seqlens, block_table, batch_size, table_stride,
               Pages{1, max_num_blocks},
               [&](int set, int position, int, float score, bool valid) {
                 // Predicated, not branched around: some of the lanes always stay out.
@@ -547,11 +596,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     paged_mqa_sample_kernel(const __grid_constant__ TensorMap map, const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, float* __restrict__ sample,
-                            int batch_size, int max_num_blocks, int sample_stride, int step) {
+                            int batch_size, int table_stride, int num_pages, int sample_stride, int step) {
   let_next_kernel_start();
+#if PREFETCH
+  prefetch_share(cache, cache_seqlens, block_table, batch_size, table_stride, num_pages,
+                 Pages{step, sample_stride / 64});
+#endif
   wait_for_previous_kernel();
   float* target[kSets] = {};
-  score_share(map, q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
+  score_share(map, q, cache, weights, cache_seqlens, block_table, batch_size, table_stride,
               Pages{step, sample_stride / 64},
               [&](int set, int, int index, float score, bool valid) {
                 if (set * 4 + threadIdx.x % 4 < NEXT_N)
@@ -571,9 +624,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table,
                             const float* __restrict__ thresholds, int* __restrict__ counts,
-                            uint64_t* __restrict__ candidates, int batch_size, int max_num_blocks,
+                            uint64_t* __restrict__ candidates, int batch_size, int table_stride, int max_num_blocks, int num_pages,
                             int capacity) {
   let_next_kernel_start();
+#if PREFETCH
+  prefetch_share(cache, cache_seqlens, block_table, batch_size, table_stride, num_pages,
+                 Pages{1, max_num_blocks});
+#endif
   wait_for_previous_kernel();
   constexpr int kQueue = NEXT_N * kStaged;
   constexpr int kTokenShift = 28;  // positions stay below it
@@ -604,7 +661,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     __syncwarp();
   };
   score_share(
-      map, q, cache, weights, cache_seqlens, block_table, batch_size, max_num_blocks,
+      map, q, cache, weights, cache_seqlens, block_table, batch_size, table_stride,
       Pages{1, max_num_blocks},
       [&](int set, int position, int, float score, bool valid) {
         const bool passes = valid && score >= least[set];
@@ -638,7 +695,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                             const float* __restrict__ weights, const int* __restrict__ cache_seqlens,
                             const int* __restrict__ block_table, const float* __restrict__ thresholds,
                             int* __restrict__ counts, uint64_t* __restrict__ candidates,
-                            int max_num_blocks, int capacity, int topk) {
+                            int table_stride, int capacity, int topk) {
   __shared__ uint32_t counters[NEXT_N][256];
   __shared__ uint64_t prefix[NEXT_N];
   __shared__ uint32_t rank[NEXT_N];
@@ -648,18 +705,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int request = blockIdx.x, length = cache_seqlens[request];
   const int pages = length <= 0 ? 0 : (length + 63) >> 6;
 
-  uint32_t broken = 0;
-  for (int token = 0; token < NEXT_N; ++token) {
-    const int row = request * NEXT_N + token, seen = length - NEXT_N + token + 1;
-    const bool complete = !selectable(thresholds[row]) && counts[row] <= capacity;
-    if (seen > 0 && !complete && (counts[row] < topk || counts[row] > capacity)) broken |= 1u << token;
+  // A lane a token: one read after the other would cost every sound batch their latencies.
+  const int lane = threadIdx.x % 32, seen = length - NEXT_N + lane + 1;
+  bool unsound = false;
+  if (lane < NEXT_N && seen > 0) {
+    const float threshold = thresholds[request * NEXT_N + lane];
+    const int count = counts[request * NEXT_N + lane];
+    unsound = count > capacity || (count < topk && selectable(threshold));
   }
+  const uint32_t broken = __ballot_sync(0xFFFFFFFF, unsound);
   if (broken == 0) return;
 
   const Smem smem = smem_layout();
   const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
   const Weights own = load_weights(weights + first);
-  const int* table = block_table + static_cast<int64_t>(request) * max_num_blocks;
+  const int* table = block_table + static_cast<int64_t>(request) * table_stride;
   if (threadIdx.x < NEXT_N) prefix[threadIdx.x] = 0, kept[threadIdx.x] = 0;
   // Scores the request; counts the digits at shift of the keys that begin with the prefix, or, where shift is
   // negative, keeps the keys up to the prefix.

@@ -18,7 +18,7 @@ WARPGROUP = 128  # threads
 REGISTERS_BESIDE = 32
 STAGED_BYTES = 4 * 24 * 8  # keys that a warpgroup holds back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
-EXPERIMENT: tuple[tuple[str, int], ...] = (("TMA", 1), ("BF16", 0), ("PINGPONG", 0), ("TAIL", 0))
+EXPERIMENT: tuple[tuple[str, int], ...] = (("TMA", 1), ("BF16", 0), ("PINGPONG", 0), ("TAIL", 0), ("PREFETCH", 8))
 NUM_HEADS = (16, 32, 64)
 
 
@@ -176,7 +176,8 @@ def paged_mqa_logits_sm90(
         threads,
         [
             *(code_map(index_cache), q, index_cache, weights, cache_seqlens, block_table, out),
-            *(batch_size, block_table.stride(0), out.stride(0)),
+            *(batch_size, block_table.stride(0), block_table.shape[1]),
+            *(index_cache.shape[0], out.stride(0)),
         ],
         early=True,
     )

@@ -102,7 +102,7 @@ def select_in_one_pass(
     # Contexts within the capacity keep every score: they need no threshold.
     if max_num_blocks * 64 > CAPACITY:
         kernel, blocks, threads = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
-        sizes = (batch_size, table_stride, sample_width, step)
+        sizes = (batch_size, table_stride, index_cache.shape[0], sample_width, step)
         kernel.launch((blocks, 1, 1), threads, [*inputs, sample, *sizes], early=True)
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
@@ -110,9 +110,8 @@ def select_in_one_pass(
     )
     kept = (thresholds, counts, candidates)
     kernel, blocks, threads = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
-    kernel.launch(
-        (blocks, 1, 1), threads, [*inputs, *kept, batch_size, table_stride, CAPACITY], early=True
-    )
+    sizes = (batch_size, table_stride, max_num_blocks, index_cache.shape[0], CAPACITY)
+    kernel.launch((blocks, 1, 1), threads, [*inputs, *kept, *sizes], early=True)
     kernel, _, threads = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
     kernel.launch((batch_size, 1, 1), threads, [*inputs, *kept, table_stride, CAPACITY, topk], True)
     table = block_table if return_slots else None
