@@ -117,7 +117,19 @@ __device__ __forceinline__ float through_half(float value) {
   return rounded;
 }
 
+__device__ __forceinline__ float* ffma_weights() {
+  return reinterpret_cast<float*>(smem_layout().staged - (threadIdx.x * 0) + 4 * WARPGROUPS * NEXT_N * kStaged);
+}
 __device__ __forceinline__ Weights load_weights(const float* weights) {
+#if FFMA
+  for (int i = threadIdx.x; i < NEXT_N * NUM_HEADS; i += kThreads) {
+    const int head = i % NUM_HEADS, lane_of = head % 8 / 2;
+    ffma_weights()[(i / NUM_HEADS * 4 + lane_of) * (NUM_HEADS / 4) + head / 8 * 2 + head % 2] = weights[i];
+  }
+  Weights none = {};
+  for (int set = 0; set < kSets; ++set) none.factor[set] = 1.0f;
+  return none;
+#endif
   const int lane = threadIdx.x % 32, quad = lane % 4;
   Weights result;
 #pragma unroll
@@ -370,6 +382,48 @@ __device__ __forceinline__ void score_pages(const Smem& smem, Pipeline& pipeline
     scales[1] = smem.scales[pipeline.stage * 64 + row + 8];
   };
   auto sum_heads = [&](const float (&d)[kAccumulators], int group) {
+#if FFMA
+    float part[kSets * 4][2] = {};
+    const float4* table = reinterpret_cast<const float4*>(ffma_weights() + quad * (NUM_HEADS / 4));
+#pragma unroll
+    for (int token = 0; token < NEXT_N; ++token) {
+      float4 w[NUM_HEADS / 16];
+#pragma unroll
+      for (int j = 0; j < NUM_HEADS / 16; ++j) w[j] = table[token * 4 * (NUM_HEADS / 16) + j];
+      float low[2] = {0.0f, 0.0f}, high[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < NUM_HEADS / 16; ++j) {
+        const float* c = d + token * (NUM_HEADS / 2) + 8 * j;
+        low[0] = fmaf(fmaxf(c[0], 0.0f), w[j].x, low[0]);
+        low[1] = fmaf(fmaxf(c[1], 0.0f), w[j].y, low[1]);
+        high[0] = fmaf(fmaxf(c[2], 0.0f), w[j].x, high[0]);
+        high[1] = fmaf(fmaxf(c[3], 0.0f), w[j].y, high[1]);
+        low[0] = fmaf(fmaxf(c[4], 0.0f), w[j].z, low[0]);
+        low[1] = fmaf(fmaxf(c[5], 0.0f), w[j].w, low[1]);
+        high[0] = fmaf(fmaxf(c[6], 0.0f), w[j].z, high[0]);
+        high[1] = fmaf(fmaxf(c[7], 0.0f), w[j].w, high[1]);
+      }
+      part[token][0] = low[0] + low[1], part[token][1] = high[0] + high[1];
+    }
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      float kept[2][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int pair = i / 2, half = i % 2;
+        const float given = quad & 1 ? part[set * 4 + 2 * pair][half] : part[set * 4 + 2 * pair + 1][half];
+        const float own = quad & 1 ? part[set * 4 + 2 * pair + 1][half] : part[set * 4 + 2 * pair][half];
+        kept[pair][half] = own + __shfl_xor_sync(0xFFFFFFFF, given, 1);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float given = quad & 2 ? kept[0][half] : kept[1][half];
+        const float own = quad & 2 ? kept[1][half] : kept[0][half];
+        scores[set][half] = own + __shfl_xor_sync(0xFFFFFFFF, given, 2);
+      }
+    }
+    return;
+#endif
 #pragma unroll
     for (int i = 0; i < TOKENS; ++i) {
       const int token = group * TOKENS + i, set = token / 4;

@@ -18,7 +18,7 @@ WARPGROUP = 128  # threads
 REGISTERS_BESIDE = 32
 STAGED_BYTES = 4 * 24 * 8  # keys that a warpgroup holds back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
-EXPERIMENT: tuple[tuple[str, int], ...] = (("TMA", 1), ("BF16", 0), ("PINGPONG", 0), ("TAIL", 0), ("PREFETCH", 8))
+EXPERIMENT: tuple[tuple[str, int], ...] = (("TMA", 1), ("BF16", 0), ("PINGPONG", 0), ("TAIL", 0), ("PREFETCH", 8), ("FFMA", 0))
 NUM_HEADS = (16, 32, 64)
 
 
@@ -82,7 +82,7 @@ def plan(num_heads: int, next_n: int) -> Plan:
     # and to share the queries, which would otherwise take the room of pages.
     warpgroups = 2 if next_n > 1 and fitting % 2 == 0 else 1
     min_blocks = fitting // warpgroups
-    fixed = groups * columns * INDEX_HEAD_DIM + warpgroups * next_n * STAGED_BYTES
+    fixed = groups * columns * (INDEX_HEAD_DIM + 4) + warpgroups * next_n * STAGED_BYTES
     per_page = INDEX_PAGE_BYTES + 8  # and a barrier
 
     def stages() -> int:
