@@ -47,14 +47,16 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """CUDA's driver library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check_driver(call: str, status: int) -> None:
+def check_driver(call: str, status: int) -> None:
+    """Raise RuntimeError with the driver's text unless the status is success."""
     if status != 0:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(text))
+        driver().cuGetErrorString(status, ctypes.byref(text))
         reason = text.value.decode() if text.value else "unknown error"
         raise RuntimeError(f"_jit: {call} failed with {status} ({reason})")
 
@@ -144,46 +146,6 @@ class _Config(ctypes.Structure):
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 
-@functools.lru_cache(maxsize=4096)
-def tensor_map(
-    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
-) -> bytes:
-    """A map of a byte tensor for bulk copies that swizzle rows of 128 bytes in shared memory.
-
-    Args:
-        address: of the first byte, a multiple of 16.
-        sizes: of each dimension, the contiguous one first.
-        strides: in bytes, of every dimension but the first; multiples of 16.
-        box: sizes of what one copy takes.
-
-    Returns:
-        The driver's ``CUtensorMap``, 128 bytes.
-
-    Raises:
-        RuntimeError: when the driver refuses the sizes.
-    """
-    rank = len(sizes)
-    buffer = ctypes.create_string_buffer(192)
-    aligned = -(-ctypes.addressof(buffer) // 64) * 64
-    swizzle_128, promote_256 = 3, int(os.environ.get('PROMOTE', '3'))
-    status = _driver().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(aligned),
-        0,  # bytes
-        rank,
-        ctypes.c_void_p(address),
-        (ctypes.c_uint64 * rank)(*sizes),
-        (ctypes.c_uint64 * (rank - 1))(*strides),
-        (ctypes.c_uint32 * rank)(*box),
-        (ctypes.c_uint32 * rank)(*([1] * rank)),
-        0,
-        swizzle_128,
-        promote_256,
-        0,
-    )
-    _check_driver("cuTensorMapEncodeTiled", status)
-    return ctypes.string_at(aligned, 128)
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A loaded kernel of one device's context."""
@@ -238,8 +200,8 @@ class Kernel:
                 ctypes.pointer(attribute),
                 int(early),
             )
-            status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, packed, None)
-        _check_driver("cuLaunchKernelEx", status)
+            status = driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, packed, None)
+        check_driver("cuLaunchKernelEx", status)
 
 
 @functools.cache
@@ -270,19 +232,19 @@ def load_kernel(
     cubin = _cached_cubin(assemble(name, defines, prelude))
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device_index):
-        driver = _driver()
+        library = driver()
         context = ctypes.c_void_p()
-        _check_driver("cuCtxGetCurrent", driver.cuCtxGetCurrent(ctypes.byref(context)))
+        check_driver("cuCtxGetCurrent", library.cuCtxGetCurrent(ctypes.byref(context)))
         if not context:
             # A thread that has not used the device yet; it cannot be capturing a graph either.
             torch.cuda.synchronize()
-        _check_driver("cuModuleLoadData", driver.cuModuleLoadData(ctypes.byref(module), cubin))
-        _check_driver(
+        check_driver("cuModuleLoadData", library.cuModuleLoadData(ctypes.byref(module), cubin))
+        check_driver(
             f"cuModuleGetFunction({function})",
-            driver.cuModuleGetFunction(ctypes.byref(handle), module, function.encode()),
+            library.cuModuleGetFunction(ctypes.byref(handle), module, function.encode()),
         )
         if shared_bytes > 0:
             # Static shared memory counts towards the default limit too, so it is always raised.
             # 8 is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
-            _check_driver("cuFuncSetAttribute", driver.cuFuncSetAttribute(handle, 8, shared_bytes))
+            check_driver("cuFuncSetAttribute", library.cuFuncSetAttribute(handle, 8, shared_bytes))
     return Kernel(handle, shared_bytes, device_index)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from glm_kernels import _arch, _wgmma
-from glm_kernels._jit import Kernel, header, load_kernel, tensor_map
+from glm_kernels._jit import Kernel, header, load_kernel
+from glm_kernels._tensor_map import tensor_map
 from glm_kernels.cache.layout import INDEX_HEAD_DIM, INDEX_PAGE_BYTES, PAGE_SIZE
 
 MAX_COLUMNS = 256
@@ -18,7 +19,6 @@ WARPGROUP = 128  # threads
 REGISTERS_BESIDE = 32
 STAGED_BYTES = 4 * 24 * 8  # keys that a warpgroup holds back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
-EXPERIMENT: tuple[tuple[str, int], ...] = (("TMA", 1), ("BF16", 0), ("PINGPONG", 0), ("TAIL", 0), ("PREFETCH", 8), ("FFMA", 0))
 NUM_HEADS = (16, 32, 64)
 
 
@@ -39,6 +39,10 @@ def accepts(
         and q.shape[2] in NUM_HEADS
         and 1 <= q.shape[1] <= MAX_NEXT_N
         and all(t.is_contiguous() for t in (q, index_cache, weights, cache_seqlens))
+        # Copies of sixteen bytes and more, and a map of at least one page.
+        and q.data_ptr() % 16 == 0
+        and index_cache.data_ptr() % 16 == 0
+        and index_cache.shape[0] > 0
         # Its rows may be strided: a table that is repeated for every row of a request serves as it is.
         and block_table.stride(1) == 1
         and block_table.stride(0) >= block_table.shape[1]
@@ -82,7 +86,7 @@ def plan(num_heads: int, next_n: int) -> Plan:
     # and to share the queries, which would otherwise take the room of pages.
     warpgroups = 2 if next_n > 1 and fitting % 2 == 0 else 1
     min_blocks = fitting // warpgroups
-    fixed = groups * columns * (INDEX_HEAD_DIM + 4) + warpgroups * next_n * STAGED_BYTES
+    fixed = groups * columns * INDEX_HEAD_DIM + warpgroups * next_n * STAGED_BYTES
     per_page = INDEX_PAGE_BYTES + 8  # and a barrier
 
     def stages() -> int:
@@ -101,6 +105,23 @@ def plan(num_heads: int, next_n: int) -> Plan:
     )
 
 
+def source(num_heads: int, next_n: int) -> tuple[tuple[tuple[str, int], ...], str]:
+    """Definitions and prelude of ``csrc/paged_mqa_logits.cu`` for these sizes."""
+    sizes = plan(num_heads, next_n)
+    columns = sizes.tokens * num_heads
+    defines = (
+        ("NUM_HEADS", num_heads),
+        ("NEXT_N", next_n),
+        ("GROUPS", sizes.groups),
+        ("TOKENS", sizes.tokens),
+        ("WARPGROUPS", sizes.warpgroups),
+        ("STAGES", sizes.stages),
+        ("MIN_BLOCKS", sizes.min_blocks),
+    )
+    product = _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n"
+    return defines, product + header("order") + header("index_pages") + header("head_sum")
+
+
 @functools.cache
 def scoring_kernel(
     function: str, num_heads: int, next_n: int, device_index: int
@@ -117,26 +138,11 @@ def scoring_kernel(
         The kernel, the blocks that fill the device once, and the threads of a block.
     """
     sizes = plan(num_heads, next_n)
-    columns = sizes.tokens * num_heads
-    defines = (
-        *EXPERIMENT,
-        ("NUM_HEADS", num_heads),
-        ("NEXT_N", next_n),
-        ("GROUPS", sizes.groups),
-        ("TOKENS", sizes.tokens),
-        ("WARPGROUPS", sizes.warpgroups),
-        ("STAGES", sizes.stages),
-        ("MIN_BLOCKS", sizes.min_blocks),
-    )
-    prelude = (
-        _wgmma.wgmma_fp8(columns) + f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n" + header("order")
-    )
+    defines, prelude = source(num_heads, next_n)
     kernel = load_kernel(
         "paged_mqa_logits", function, sizes.shared_bytes, defines, prelude, device_index
     )
     blocks = sizes.min_blocks * _arch.sm_count(device_index)
-    if dict(EXPERIMENT)["TAIL"]:
-        blocks *= 2
     return kernel, blocks, WARPGROUP * sizes.warpgroups
 
 
