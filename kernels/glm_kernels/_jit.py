@@ -175,7 +175,9 @@ class Kernel:
         Raises:
             RuntimeError: when the driver refuses the launch.
         """
-        values: list[ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float | ctypes.Array[ctypes.c_char]] = []
+        values: list[
+            ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float | ctypes.Array[ctypes.c_char]
+        ] = []
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 values.append(ctypes.c_void_p(arg.data_ptr()))

@@ -122,11 +122,29 @@ def source(num_heads: int, next_n: int) -> tuple[tuple[tuple[str, int], ...], st
     return defines, product + header("order") + header("index_pages") + header("head_sum")
 
 
+@dataclass(frozen=True, slots=True)
+class ScoringKernel:
+    """A loaded scoring kernel.
+
+    Attributes:
+        kernel: of ``csrc/paged_mqa_logits.cu``.
+        threads: of a block.
+        resident: blocks that fill the device once.
+    """
+
+    kernel: Kernel
+    threads: int
+    resident: int
+
+    def launch(self, pages: int, args: list[torch.Tensor | int | float | bytes | None]) -> None:
+        """Launch with a page for each warpgroup at least, of the ``pages`` that there are at most."""
+        blocks = min(self.resident, max(1, -(-pages * WARPGROUP // self.threads)))
+        self.kernel.launch((blocks, 1, 1), self.threads, args, early=True)
+
+
 @functools.cache
-def scoring_kernel(
-    function: str, num_heads: int, next_n: int, device_index: int
-) -> tuple[Kernel, int, int]:
-    """Kernel for these sizes and its launch.
+def scoring_kernel(function: str, num_heads: int, next_n: int, device_index: int) -> ScoringKernel:
+    """Kernel for these sizes.
 
     Args:
         function: kernel in ``csrc/paged_mqa_logits.cu``.
@@ -135,15 +153,15 @@ def scoring_kernel(
         device_index: CUDA device.
 
     Returns:
-        The kernel, the blocks that fill the device once, and the threads of a block.
+        The loaded kernel.
     """
     sizes = plan(num_heads, next_n)
     defines, prelude = source(num_heads, next_n)
     kernel = load_kernel(
         "paged_mqa_logits", function, sizes.shared_bytes, defines, prelude, device_index
     )
-    blocks = sizes.min_blocks * _arch.sm_count(device_index)
-    return kernel, blocks, WARPGROUP * sizes.warpgroups
+    resident = sizes.min_blocks * _arch.sm_count(device_index)
+    return ScoringKernel(kernel, WARPGROUP * sizes.warpgroups, resident)
 
 
 def code_map(index_cache: torch.Tensor) -> bytes:
@@ -175,15 +193,12 @@ def paged_mqa_logits_sm90(
         out: ``[batch_size * next_n, max_context]``, fp32, written in place.
     """
     batch_size, next_n, num_heads, _ = q.shape
-    index = q.device.index or 0
-    kernel, blocks, threads = scoring_kernel("paged_mqa_logits_kernel", num_heads, next_n, index)
+    kernel = scoring_kernel("paged_mqa_logits_kernel", num_heads, next_n, q.device.index or 0)
     kernel.launch(
-        (blocks, 1, 1),
-        threads,
+        batch_size * block_table.shape[1],
         [
             *(code_map(index_cache), q, index_cache, weights, cache_seqlens, block_table, out),
             *(batch_size, block_table.stride(0), block_table.shape[1]),
             *(index_cache.shape[0], out.stride(0)),
         ],
-        early=True,
     )

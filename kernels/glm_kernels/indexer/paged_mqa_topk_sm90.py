@@ -14,7 +14,11 @@ from __future__ import annotations
 import torch
 
 from glm_kernels.cache.layout import PAGE_SIZE
-from glm_kernels.indexer.paged_mqa_logits_sm90 import code_map, paged_mqa_logits_sm90, scoring_kernel
+from glm_kernels.indexer.paged_mqa_logits_sm90 import (
+    code_map,
+    paged_mqa_logits_sm90,
+    scoring_kernel,
+)
 from glm_kernels.indexer.topk_indices_sm90 import (
     CAPACITY,
     SAMPLE_STEP,
@@ -101,19 +105,26 @@ def select_in_one_pass(
     sample = torch.empty(rows, sample_width, device=device)
     # Contexts within the capacity keep every score: they need no threshold.
     if max_num_blocks * 64 > CAPACITY:
-        kernel, blocks, threads = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
         sizes = (batch_size, table_stride, index_cache.shape[0], sample_width, step)
-        kernel.launch((blocks, 1, 1), threads, [*inputs, sample, *sizes], early=True)
+        scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index).launch(
+            batch_size * sample_width // PAGE_SIZE, [*inputs, sample, *sizes]
+        )
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
         (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk], True
     )
     kept = (thresholds, counts, candidates)
-    kernel, blocks, threads = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
     sizes = (batch_size, table_stride, max_num_blocks, index_cache.shape[0], CAPACITY)
-    kernel.launch((blocks, 1, 1), threads, [*inputs, *kept, *sizes], early=True)
-    kernel, _, threads = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
-    kernel.launch((batch_size, 1, 1), threads, [*inputs, *kept, table_stride, CAPACITY, topk], True)
+    scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index).launch(
+        batch_size * max_num_blocks, [*inputs, *kept, *sizes]
+    )
+    repair = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
+    repair.kernel.launch(
+        (batch_size, 1, 1),
+        repair.threads,
+        [*inputs, *kept, table_stride, CAPACITY, topk],
+        early=True,
+    )
     table = block_table if return_slots else None
     topk_kernel("topk_sort_kernel", index).launch(
         (rows, 1, 1),
