@@ -157,9 +157,10 @@ __device__ __forceinline__ int load_hint(const int* pointer, bool take) {
 // Brings the first pages of each warpgroup's share to the L2 cache while the kernel before this one still
 // runs. Lengths and table may be about to change: what is read here decides only what is fetched, and every
 // number is checked. Predicated, so that the compiler sees the warps stay whole.
-__device__ __forceinline__ void prefetch_share(const uint8_t* cache, int num_pages, const int* cache_seqlens,
+__device__ __forceinline__ void prefetch_share(const TensorMap& codes, const uint8_t* cache, int num_pages, const int* cache_seqlens,
                                                const int* block_table, int batch_size, int table_stride,
                                                Pages pages) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&codes) : "memory");
   const int lane = threadIdx.x % 32;
   const int count = pages.of(load_hint(cache_seqlens + lane, lane < batch_size));
   int upto = count;

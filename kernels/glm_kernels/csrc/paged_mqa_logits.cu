@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                             int num_pages, int out_stride) {
   const Pages pages{1, table_width};
   let_next_kernel_start();
-  prefetch_share(cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
+  prefetch_share(codes, cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
   wait_for_previous_kernel();
   float* rows[kSets] = {};
   score_share(
@@ -212,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                             int sample_stride, int step) {
   const Pages pages{step, sample_stride / 64};
   let_next_kernel_start();
-  prefetch_share(cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
+  prefetch_share(codes, cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
   wait_for_previous_kernel();
   float* rows[kSets] = {};
   score_share(
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                             int table_width, int num_pages, int capacity) {
   const Pages pages{1, table_width};
   let_next_kernel_start();
-  prefetch_share(cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
+  prefetch_share(codes, cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
   wait_for_previous_kernel();
   constexpr int kQueue = NEXT_N * kStaged;
   constexpr int kTokenShift = 28;  // positions stay below it
