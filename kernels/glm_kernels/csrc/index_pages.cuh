@@ -142,9 +142,8 @@ class Pipeline {
   uint32_t phase_;
 };
 
-// Read past the L1 cache, which must not keep what the kernel before this one may yet change. Zero where take
-// is false.
-__device__ __forceinline__ int load_hint(const int* pointer, bool take) {
+// Read past the L1 cache, for what another kernel changes while this one may run. Zero where take is false.
+__device__ __forceinline__ int load_relaxed(const int* pointer, bool take) {
   int value;
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.relaxed.gpu.global.s32 %0, [%1];\n}\n"
@@ -155,14 +154,14 @@ __device__ __forceinline__ int load_hint(const int* pointer, bool take) {
 }
 
 // Brings the first pages of each warpgroup's share to the L2 cache while the kernel before this one still
-// runs. Lengths and table may be about to change: what is read here decides only what is fetched, and every
-// number is checked. Predicated, so that the compiler sees the warps stay whole.
-__device__ __forceinline__ void prefetch_share(const TensorMap& codes, const uint8_t* cache, int num_pages, const int* cache_seqlens,
-                                               const int* block_table, int batch_size, int table_stride,
-                                               Pages pages) {
+// runs. Lengths and table may be about to change: what is read here decides only what is fetched, every
+// number is checked, and the L1 cache keeps none. Predicated, so that the compiler sees the warps stay whole.
+__device__ __forceinline__ void prefetch_share(const TensorMap& codes, const uint8_t* cache, int num_pages,
+                                               const int* cache_seqlens, const int* block_table, int batch_size,
+                                               int table_stride, Pages pages) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(&codes) : "memory");
   const int lane = threadIdx.x % 32;
-  const int count = pages.of(load_hint(cache_seqlens + lane, lane < batch_size));
+  const int count = pages.of(load_relaxed(cache_seqlens + lane, lane < batch_size));
   int upto = count;
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2) {
@@ -178,7 +177,7 @@ __device__ __forceinline__ void prefetch_share(const TensorMap& codes, const uin
   const int before = __shfl_sync(0xFFFFFFFF, upto, request) - taken;
   const int64_t at = begin - before + warpgroup() + lane * WARPGROUPS;
   const bool some = reached && threadIdx.x % 128 < kPrefetched && at < taken;
-  const int page = load_hint(block_table + static_cast<int64_t>(request) * table_stride + at * pages.step, some);
+  const int page = load_relaxed(block_table + static_cast<int64_t>(request) * table_stride + at * pages.step, some);
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p cp.async.bulk.prefetch.L2.global [%0], %1;\n}\n" ::"l"(
           cache + static_cast<int64_t>(page) * kPageBytes),

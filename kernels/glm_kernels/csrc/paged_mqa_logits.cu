@@ -294,20 +294,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
       flush);
 }
 
-// For rows whose candidates are too few or too many: an exact radix selection by scoring the request
-// once a byte of the key. A block a request; it returns at once where every row is sound.
+// Rows whose candidates are too few or too many, which the sort leaves out: an exact radix selection by scoring
+// the request once a byte of the key, then ranks by counting. A block a request; it returns at once where every
+// row is sound. It runs beside the sort: that lets it start only when the counts are final, and it ends
+// after the sort does, so that what follows need wait for it alone.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
     paged_mqa_repair_kernel(const __grid_constant__ TensorMap codes, const uint8_t* __restrict__ q,
                             const uint8_t* __restrict__ cache, const float* __restrict__ weights,
                             const int* __restrict__ cache_seqlens, const int* __restrict__ block_table,
-                            const float* __restrict__ thresholds, int* __restrict__ counts,
-                            uint64_t* __restrict__ candidates, int table_stride, int capacity, int topk) {
+                            const float* __restrict__ thresholds, const int* __restrict__ counts,
+                            uint64_t* __restrict__ candidates, int table_stride, int capacity,
+                            int* __restrict__ out, int slots, int topk) {
   __shared__ uint32_t counters[NEXT_N][256];
   __shared__ uint64_t prefix[NEXT_N];
   __shared__ uint32_t rank[NEXT_N];
   __shared__ uint32_t digit, before, valid_total[NEXT_N], kept[NEXT_N];
   let_next_kernel_start();
-  wait_for_previous_kernel();
   const int request = blockIdx.x, length = cache_seqlens[request];
   const int pages = length <= 0 ? 0 : (length + 63) >> 6;
 
@@ -315,12 +317,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int lane = threadIdx.x % 32, seen = length - NEXT_N + lane + 1;
   bool unsound = false;
   if (lane < NEXT_N && seen > 0) {
-    const float threshold = thresholds[request * NEXT_N + lane];
-    const int count = counts[request * NEXT_N + lane];
-    unsound = count > capacity || (count < topk && selectable(threshold));
+    const int row = request * NEXT_N + lane;
+    const int threshold = load_relaxed(reinterpret_cast<const int*>(thresholds) + row, true);
+    unsound = !sound(__int_as_float(threshold), load_relaxed(counts + row, true), capacity, topk);
   }
   const uint32_t broken = __ballot_sync(0xFFFFFFFF, unsound);
-  if (broken == 0) return;
+  if (broken == 0) {
+    wait_for_previous_kernel();
+    return;
+  }
 
   const Smem smem = smem_layout();
   const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
@@ -375,6 +380,20 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     }
   }
   scan(-1);
-  if (threadIdx.x < NEXT_N && (broken >> threadIdx.x & 1))
-    counts[request * NEXT_N + threadIdx.x] = kept[threadIdx.x];
+  for (int token = 0; token < NEXT_N; ++token) {
+    if (!(broken >> token & 1)) continue;
+    const int64_t row = static_cast<int64_t>(request) * NEXT_N + token;
+    const uint64_t* keys = candidates + row * capacity;
+    for (int i = threadIdx.x; i < topk; i += kThreads) {
+      int rank = i, result = -1;
+      if (i < kept[token]) {
+        rank = 0;
+        for (int j = 0; j < kept[token]; ++j) rank += keys[j] < keys[i];
+        result = static_cast<int>(keys[i] & 0xFFFFFFFF);
+        if (slots) result = table[result / 64] * 64 + result % 64;
+      }
+      out[row * topk + rank] = result;
+    }
+  }
+  wait_for_previous_kernel();
 }

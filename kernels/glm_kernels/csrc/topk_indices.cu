@@ -185,8 +185,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   uint32_t* counters = reinterpret_cast<uint32_t*>(keys + CAPACITY);
   const Rows rows{ks, ke, cache_seqlens, width, next_n};
   wait_for_previous_kernel();
+  let_next_kernel_start();
   const int row = blockIdx.x, length = rows.length(row);
   int count = length <= 0 ? 0 : counts[row];
+  const bool whole = length <= 0 || sound(thresholds[row], count, CAPACITY, topk);
+  if (!whole && values == nullptr) return;  // left to the repair of scores that were not kept
   const int request = row_to_batch ? row_to_batch[row] : row / rows_per_request;
   auto emit = [&](int rank, uint64_t key) {
     if (rank >= topk) return;
@@ -197,8 +200,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     out[static_cast<int64_t>(row) * topk + rank] = result;
   };
-  const bool complete = !selectable(thresholds[row]) && count <= CAPACITY;
-  if (length > 0 && !complete && values != nullptr && (count < topk || count > CAPACITY)) {
+  if (!whole) {
     const float* base = values + static_cast<int64_t>(row) * stride + rows.start(row);
     count = radix_select(base, length, topk, keys, counters);
     pad_and_sort(keys, count);

@@ -5,7 +5,7 @@ tokens a request that is the quicker way. Otherwise one pass over the cache does
 matrix. A sample of the pages is scored first; its scores give each row a threshold that lets
 somewhat more than k positions pass. The full pass keeps those only. Rows whose count shows that the
 threshold was too high or too low (tied scores, sorted contexts) are selected exactly by a repair
-kernel, which scores their request once a byte of the selection key. Workspace: 64 KB of candidates
+kernel beside the sort, which scores their request once a byte of the selection key. Workspace: 64 KB of candidates
 a row and 1/64 of the logits.
 """
 
@@ -118,13 +118,6 @@ def select_in_one_pass(
     scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index).launch(
         batch_size * max_num_blocks, [*inputs, *kept, *sizes]
     )
-    repair = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
-    repair.kernel.launch(
-        (batch_size, 1, 1),
-        repair.threads,
-        [*inputs, *kept, table_stride, CAPACITY, topk],
-        early=True,
-    )
     table = block_table if return_slots else None
     topk_kernel("topk_sort_kernel", index).launch(
         (rows, 1, 1),
@@ -132,4 +125,7 @@ def select_in_one_pass(
         [None, *kept, *window, table, None, next_n, table_stride, PAGE_SIZE, out, topk],
         early=True,
     )
+    repair = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
+    rest = (table_stride, CAPACITY, out, int(return_slots), topk)
+    repair.kernel.launch((batch_size, 1, 1), repair.threads, [*inputs, *kept, *rest], early=True)
     return out
