@@ -11,7 +11,7 @@ _BYTES = 128  # of a CUtensorMap
 _ALIGNMENT = 64
 # CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion and
 # CUtensorMapFloatOOBfill.
-_UINT8, _NO_INTERLEAVE, _SWIZZLE_128, _PROMOTE_256, _ZEROS = 0, 0, 3, 3, 0
+_UINT8, _NO_INTERLEAVE, _SWIZZLE_128, _NO_PROMOTION, _ZEROS = 0, 0, 3, 0, 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -46,7 +46,7 @@ def tensor_map(
         (ctypes.c_uint32 * rank)(*([1] * rank)),
         _NO_INTERLEAVE,
         _SWIZZLE_128,
-        _PROMOTE_256,
+        _NO_PROMOTION,
         _ZEROS,
     )
     check_driver("cuTensorMapEncodeTiled", status)

@@ -4,14 +4,16 @@
 // its eight columns are four tokens of two columns each: the weights in fp16, and what that rounding left.
 // Only a token's own two columns are of use in its product.
 //
-// Error: a product is rounded to 11 bits once, about what the matrix unit itself loses on e4m3. Weights count
-// to 22 bits. Needs NUM_HEADS and NEXT_N.
+// fp16 ends at 65,504, where |q . k| may reach 128 * 448 * 448. So each query row is divided by a power of two
+// when it is loaded, small enough that no key can exceed fp16, and its weight takes the power.
+//
+// Error: a product is rounded to 11 bits once, about what the matrix unit itself loses on e4m3. Codes below a
+// 64th of the row's mean may lose bits to the division, by at most 2^-10 of that mean. Weights count to 22
+// bits. Comes after index_pages.cuh.
 #pragma once
 
 constexpr int kSteps = NUM_HEADS / 16;   // small products of a token
 constexpr int kSets = (NEXT_N + 3) / 4;  // of four tokens, one for each lane of a quad
-// |q . k| is at most 128 * 448 * 448, or 49 * 2^19; a 512th of it is below the largest fp16.
-constexpr float kProductScale = 1.0f / 512;
 
 struct Weights {
   uint32_t pairs[kSets][kSteps][2];  // of token set * 4 + lane / 8; the rest where lane / 4 is odd
@@ -29,8 +31,59 @@ __device__ __forceinline__ float through_half(float value) {
   return rounded;
 }
 
-// weights: [NEXT_N][NUM_HEADS] of a request.
-__device__ __forceinline__ Weights load_weights(const float* weights) {
+__device__ __forceinline__ uint32_t codes_to_halves(uint32_t codes) {
+  uint32_t halves;
+  asm("{\n.reg .b16 c;\ncvt.u16.u32 c, %1;\ncvt.rn.f16x2.e4m3x2 %0, c;\n}\n" : "=r"(halves) : "r"(codes));
+  return halves;
+}
+__device__ __forceinline__ uint32_t halves_to_codes(uint32_t halves) {
+  uint32_t codes;
+  asm("{\n.reg .b16 c;\ncvt.rn.satfinite.e4m3x2.f16x2 c, %1;\ncvt.u32.u16 %0, c;\n}\n" : "=r"(codes) : "r"(halves));
+  return codes;
+}
+__device__ __forceinline__ float sum_of_magnitudes(uint32_t halves) {
+  float low, high;
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}\n"
+      : "=f"(low), "=f"(high)
+      : "r"(halves & 0x7FFF7FFFu));
+  return low + high;
+}
+
+// q: [NEXT_N][NUM_HEADS][128] of a request. Writes divided rows and their powers; columns past the tokens
+// become zeros. Eight threads a row.
+__device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q) {
+  static_assert(GROUPS * kColumns * 8 % 32 == 0, "whole warps");
+  for (int i = threadIdx.x; i < GROUPS * kColumns * 8; i += kThreads) {
+    const int column = i / 8, chunk = i % 8;
+    uint4 value = {0, 0, 0, 0};
+    if (column < NEXT_N * NUM_HEADS) value = *reinterpret_cast<const uint4*>(q + i * 16);
+    uint32_t words[4] = {value.x, value.y, value.z, value.w}, halves[8];
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      halves[j] = codes_to_halves(words[j / 2] >> (j % 2 * 16) & 0xFFFF);
+      sum += sum_of_magnitudes(halves[j]);
+    }
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, distance);
+    // 65,000 leaves room for the sums' rounding. NaN rows stay as they are.
+    const float largest = sum * (448.0f / 65000.0f);
+    const int exponent = largest > 1.0f ? static_cast<int>(__float_as_uint(largest) >> 23) - 126 : 0;
+    const uint32_t inverse = static_cast<uint32_t>(15 - exponent) << 10;  // 2^-exponent, exact in fp16
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(halves[j]) : "r"(inverse << 16 | inverse));
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      words[j] = halves_to_codes(halves[2 * j]) | halves_to_codes(halves[2 * j + 1]) << 16;
+    *reinterpret_cast<uint4*>(smem.q + column * 128 + (chunk ^ (column & 7)) * 16) = {words[0], words[1], words[2],
+                                                                                     words[3]};
+    if (chunk == 0) smem.factors[column] = __uint_as_float((127 + exponent) << 23);
+  }
+}
+
+// weights: [NEXT_N][NUM_HEADS] of a request; factors: what load_queries divided by.
+__device__ __forceinline__ Weights load_weights(const float* weights, const float* factors) {
   const int lane = threadIdx.x % 32, quad = lane % 4;
   Weights result;
 #pragma unroll
@@ -40,7 +93,7 @@ __device__ __forceinline__ Weights load_weights(const float* weights) {
 #pragma unroll
     for (int i = 0; i < kSteps * 4; ++i) {
       const int head = i / 4 * 16 + i % 4 / 2 * 8 + quad * 2 + i % 2;
-      own[i] = token < NEXT_N ? weights[token * NUM_HEADS + head] : 0.0f;
+      own[i] = token < NEXT_N ? weights[token * NUM_HEADS + head] * factors[token * NUM_HEADS + head] : 0.0f;
       largest = fmaxf(largest, fabsf(own[i]));
     }
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 1));
@@ -48,7 +101,7 @@ __device__ __forceinline__ Weights load_weights(const float* weights) {
     // A power of two above the largest weight: exact to divide by and to multiply with.
     const uint32_t exponent = min((__float_as_uint(largest) >> 23) + 1, 240u);
     const float inverse = __uint_as_float((254 - exponent) << 23);
-    const float factor = __uint_as_float(exponent << 23) / kProductScale;
+    const float factor = __uint_as_float(exponent << 23);
     result.factor[set] = __shfl_sync(0xFFFFFFFF, factor, quad * 8);
 #pragma unroll
     for (int i = 0; i < kSteps * 2; ++i) {
@@ -68,9 +121,7 @@ __device__ __forceinline__ Weights load_weights(const float* weights) {
 // NaN stays NaN. Volatile, like the product, to stay behind the wait for the accumulators.
 __device__ __forceinline__ uint32_t rectified_pair(float low, float high) {
   uint32_t pair;
-  asm volatile("cvt.rn.relu.f16x2.f32 %0, %2, %1;\n"
-               : "=r"(pair)
-               : "f"(low * kProductScale), "f"(high * kProductScale));
+  asm volatile("cvt.rn.relu.f16x2.f32 %0, %2, %1;\n" : "=r"(pair) : "f"(low), "f"(high));
   return pair;
 }
 

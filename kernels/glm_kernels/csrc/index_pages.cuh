@@ -4,7 +4,7 @@
 
 constexpr int kThreads = 128 * WARPGROUPS;
 constexpr int kColumns = TOKENS * NUM_HEADS;  // of a group of tokens
-constexpr int kStaged = 24;  // keys a token that a warp holds back: 16 of one page, and 8
+constexpr int kStaged = 48;  // keys a token that a warp holds back: 16 of one page, and 32
 constexpr int kKeyBytes = 64 * 128;
 constexpr int kPageBytes = 64 * 132;
 // How many pages back the products are surely done when the next page is waited for.
@@ -25,6 +25,7 @@ struct Smem {
   float* scales;     // [STAGES][64] of this warpgroup
   uint64_t* full;    // [STAGES] barriers of this warpgroup
   uint64_t* staged;  // [4 * WARPGROUPS warps][NEXT_N][kStaged]
+  float* factors;    // [GROUPS * kColumns], see head_sum.cuh
 };
 
 __device__ __forceinline__ Smem smem_layout() {
@@ -32,24 +33,10 @@ __device__ __forceinline__ Smem smem_layout() {
   uint8_t* q = smem_raw + WARPGROUPS * STAGES * kKeyBytes;
   float* scales = reinterpret_cast<float*>(q + GROUPS * kColumns * 128);
   uint64_t* full = reinterpret_cast<uint64_t*>(scales + WARPGROUPS * STAGES * 64);
+  uint64_t* staged = full + WARPGROUPS * STAGES;
+  float* factors = reinterpret_cast<float*>(staged + 4 * WARPGROUPS * NEXT_N * kStaged);
   const int own = warpgroup() * STAGES;
-  return {smem_raw + own * kKeyBytes, q, scales + own * 64, full + own, full + WARPGROUPS * STAGES};
-}
-
-// Columns past the tokens become zeros.
-__device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q) {
-  for (int i = threadIdx.x; i < GROUPS * kColumns * 8; i += kThreads) {
-    const int column = i / 8, chunk = i % 8;
-    const bool real = column < NEXT_N * NUM_HEADS;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(smem_address(smem.q) + column * 128 +
-                                                                        (chunk ^ (column & 7)) * 16),
-                 "l"(q + (real ? i * 16 : 0)), "r"(real ? 16 : 0)
-                 : "memory");
-  }
-}
-__device__ __forceinline__ void wait_for_queries() {
-  asm volatile("cp.async.wait_all;\n" ::: "memory");
-  fence_async_proxy();
+  return {smem_raw + own * kKeyBytes, q, scales + own * 64, full + own, staged, factors};
 }
 
 // The driver's description of the cache's codes, [pages][64][128].
@@ -156,10 +143,9 @@ __device__ __forceinline__ int load_relaxed(const int* pointer, bool take) {
 // Brings the first pages of each warpgroup's share to the L2 cache while the kernel before this one still
 // runs. Lengths and table may be about to change: what is read here decides only what is fetched, every
 // number is checked, and the L1 cache keeps none. Predicated, so that the compiler sees the warps stay whole.
-__device__ __forceinline__ void prefetch_share(const TensorMap& codes, const uint8_t* cache, int num_pages,
+__device__ __forceinline__ void prefetch_share(const uint8_t* cache, int num_pages,
                                                const int* cache_seqlens, const int* block_table, int batch_size,
                                                int table_stride, Pages pages) {
-  asm volatile("prefetch.tensormap [%0];\n" ::"l"(&codes) : "memory");
   const int lane = threadIdx.x % 32;
   const int count = pages.of(load_relaxed(cache_seqlens + lane, lane < batch_size));
   int upto = count;

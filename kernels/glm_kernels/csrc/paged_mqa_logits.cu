@@ -120,12 +120,13 @@ struct Batch {
   int table_stride;
 };
 
-// Divides the pages of all requests evenly over the blocks and scores this block's share; enter(request)
+// Divides the pages of all requests over the blocks and scores this block's share: the first even_blocks share
+// evenly, seven eighths of the pages where other blocks follow, which then even out when those end. enter(request)
 // comes before the first score of each request in the share, page_end(request) after each page, and
 // leave(request) after the last.
 template <typename Visit, typename Enter, typename PageEnd = Nothing, typename Leave = Nothing>
-__device__ __forceinline__ void score_share(const TensorMap& codes, const Batch& batch, Pages pages, Visit visit,
-                                            Enter enter, PageEnd page_end = {}, Leave leave = {}) {
+__device__ __forceinline__ void score_share(const TensorMap& codes, const Batch& batch, Pages pages, int even_blocks,
+                                            Visit visit, Enter enter, PageEnd page_end = {}, Leave leave = {}) {
   const Smem smem = smem_layout();
   const int lane = threadIdx.x % 32;
   Pipeline pipeline(codes, batch.cache, smem);
@@ -134,8 +135,13 @@ __device__ __forceinline__ void score_share(const TensorMap& codes, const Batch&
   int64_t total = 0;
   for (int first = 0; first < batch.size; first += 32)
     total += __reduce_add_sync(0xFFFFFFFF, static_cast<uint32_t>(pages.of(length_of(first + lane))));
-  const int64_t begin = total * blockIdx.x / gridDim.x;
-  const int64_t end = total * (blockIdx.x + 1) / gridDim.x;
+  const int later_blocks = gridDim.x - even_blocks;
+  const int64_t bulk = later_blocks == 0 ? total : total * 7 / 8;
+  auto boundary = [&](int block) {
+    return block <= even_blocks ? bulk * block / even_blocks
+                                : bulk + (total - bulk) * (block - even_blocks) / later_blocks;
+  };
+  const int64_t begin = boundary(blockIdx.x), end = boundary(blockIdx.x + 1);
   int64_t seen = 0;
   for (int first = 0; first < batch.size && seen < end; first += 32) {
     const int own_length = length_of(first + lane), own_count = pages.of(own_length);
@@ -157,15 +163,14 @@ __device__ __forceinline__ void score_share(const TensorMap& codes, const Batch&
       seen += count;
       if (from >= to) continue;
       __syncthreads();
-      // The first pages and the queries travel together.
       const int64_t row = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
       pipeline.start(smem, batch.block_table + static_cast<int64_t>(request) * batch.table_stride, from, to,
                      pages.step);
       load_queries(smem, batch.q + row * 128);
-      const Weights weights = load_weights(batch.weights + row);
       enter(request);
-      wait_for_queries();
+      fence_async_proxy();
       __syncthreads();
+      const Weights weights = load_weights(batch.weights + row, smem.factors);
       score_pages(smem, pipeline, weights, length, visit, [&] { page_end(request); });
       leave(request);
     }
@@ -182,14 +187,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                             const uint8_t* __restrict__ cache, const float* __restrict__ weights,
                             const int* __restrict__ cache_seqlens, const int* __restrict__ block_table,
                             float* __restrict__ out, int batch_size, int table_stride, int table_width,
-                            int num_pages, int out_stride) {
-  const Pages pages{1, table_width};
+                            int even_blocks, int out_stride) {
   let_next_kernel_start();
-  prefetch_share(codes, cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
   wait_for_previous_kernel();
   float* rows[kSets] = {};
   score_share(
-      codes, Batch{q, cache, weights, cache_seqlens, block_table, batch_size, table_stride}, pages,
+      codes, Batch{q, cache, weights, cache_seqlens, block_table, batch_size, table_stride},
+      Pages{1, table_width}, even_blocks,
       [&](int set, int position, int, float score, bool valid) {
         // Predicated, not branched around: some of the lanes always stay out.
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}\n" ::"l"(
@@ -208,15 +212,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
     paged_mqa_sample_kernel(const __grid_constant__ TensorMap codes, const uint8_t* __restrict__ q,
                             const uint8_t* __restrict__ cache, const float* __restrict__ weights,
                             const int* __restrict__ cache_seqlens, const int* __restrict__ block_table,
-                            float* __restrict__ sample, int batch_size, int table_stride, int num_pages,
+                            float* __restrict__ sample, int batch_size, int table_stride,
                             int sample_stride, int step) {
-  const Pages pages{step, sample_stride / 64};
   let_next_kernel_start();
-  prefetch_share(codes, cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
   wait_for_previous_kernel();
   float* rows[kSets] = {};
   score_share(
-      codes, Batch{q, cache, weights, cache_seqlens, block_table, batch_size, table_stride}, pages,
+      codes, Batch{q, cache, weights, cache_seqlens, block_table, batch_size, table_stride},
+      Pages{step, sample_stride / 64}, gridDim.x,
       [&](int set, int, int index, float score, bool valid) {
         if (set * 4 + threadIdx.x % 4 < NEXT_N) rows[set][index] = valid ? score : -__int_as_float(0x7F800000);
       },
@@ -236,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                             int table_width, int num_pages, int capacity) {
   const Pages pages{1, table_width};
   let_next_kernel_start();
-  prefetch_share(codes, cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
+  if (NEXT_N > 1) prefetch_share(cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
   wait_for_previous_kernel();
   constexpr int kQueue = NEXT_N * kStaged;
   constexpr int kTokenShift = 28;  // positions stay below it
@@ -249,18 +252,35 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   int waiting = 0;
   auto flush = [&](int request) {
     __syncwarp();
+    // Lane t stands for token t: one atomic a token serves the whole queue, then each round of the warp.
+    int total = 0;
+#pragma unroll 1
+    for (int first = 0; first < waiting; first += 32) {
+      const uint32_t token = first + lane < waiting ? queue[first + lane].y >> kTokenShift : 15;
+#pragma unroll
+      for (int t = 0; t < NEXT_N; ++t) {
+        const uint32_t same = __ballot_sync(0xFFFFFFFF, token == t);
+        if (lane == t) total += __popc(same);
+      }
+    }
+    int place = 0;
+    if (total > 0) place = atomicAdd(counts + request * NEXT_N + lane, total);
 #pragma unroll 1
     for (int first = 0; first < waiting; first += 32) {
       const bool mine = first + lane < waiting;
-      const uint2 entry = mine ? queue[first + lane] : uint2{0, 0};
-      const int token = mine ? static_cast<int>(entry.y >> kTokenShift) : 8;
-      const uint32_t same = __match_any_sync(0xFFFFFFFF, token);
-      const int leader = __ffs(same) - 1, row = request * NEXT_N + token;
-      int at = 0;
-      if (mine && lane == leader) at = atomicAdd(counts + row, __popc(same));
-      at = __shfl_sync(0xFFFFFFFF, at, leader) + __popc(same & below);
+      const uint2 entry = mine ? queue[first + lane] : uint2{0, 15u << kTokenShift};
+      const uint32_t token = entry.y >> kTokenShift;
+      int before = 0, taken = 0;
+#pragma unroll
+      for (int t = 0; t < NEXT_N; ++t) {
+        const uint32_t same = __ballot_sync(0xFFFFFFFF, token == t);
+        if (token == t) before = __popc(same & below);
+        if (lane == t) taken = __popc(same);
+      }
+      const int at = __shfl_sync(0xFFFFFFFF, place, token) + before;
+      place += taken;
       if (mine && at < capacity)
-        candidates[static_cast<int64_t>(row) * capacity + at] =
+        candidates[static_cast<int64_t>(request * NEXT_N + token) * capacity + at] =
             selection_key(__uint_as_float(entry.x), entry.y & ((1u << kTokenShift) - 1));
     }
     waiting = 0;
@@ -268,6 +288,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
   };
   score_share(
       codes, Batch{q, cache, weights, cache_seqlens, block_table, batch_size, table_stride}, pages,
+      gridDim.x,
       [&](int set, int position, int, float score, bool valid) {
         const bool passes = valid && score >= least[set];
         const uint32_t passed = __ballot_sync(0xFFFFFFFF, passes);
@@ -329,7 +350,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
   const Smem smem = smem_layout();
   const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
-  const Weights own = load_weights(weights + first);
   const int* table = block_table + static_cast<int64_t>(request) * table_stride;
   if (threadIdx.x < NEXT_N) prefix[threadIdx.x] = 0, kept[threadIdx.x] = 0;
   // Scores the request; counts the digits at shift of the keys that begin with the prefix, or, where shift is
@@ -339,9 +359,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     pipeline.start(smem, table, 0, pages, 1);
     load_queries(smem, q + first * 128);
-    wait_for_queries();
+    fence_async_proxy();
     __syncthreads();
-    score_pages(smem, pipeline, own, length, [&](int set, int position, int, float score, bool valid) {
+    score_pages(smem, pipeline, load_weights(weights + first, smem.factors), length, [&](int set, int position, int, float score, bool valid) {
       const int token = set * 4 + threadIdx.x % 4;
       if (valid && (broken >> token & 1) && selectable(score)) {
         const uint64_t key = selection_key(score, position);

@@ -17,8 +17,9 @@ MAX_PAIRED_COLUMNS = 128  # of a group where two groups' accumulators are held
 MAX_NEXT_N = 8
 WARPGROUP = 128  # threads
 REGISTERS_BESIDE = 32
-STAGED_BYTES = 4 * 24 * 8  # keys that a warpgroup holds back, a row
+STAGED_BYTES = 4 * 48 * 8  # keys that a warpgroup holds back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
+LEAST_PAGES_TO_EVEN = 64  # of a block
 NUM_HEADS = (16, 32, 64)
 
 
@@ -86,7 +87,7 @@ def plan(num_heads: int, next_n: int) -> Plan:
     # and to share the queries, which would otherwise take the room of pages.
     warpgroups = 2 if next_n > 1 and fitting % 2 == 0 else 1
     min_blocks = fitting // warpgroups
-    fixed = groups * columns * INDEX_HEAD_DIM + warpgroups * next_n * STAGED_BYTES
+    fixed = groups * columns * (INDEX_HEAD_DIM + 4) + warpgroups * next_n * STAGED_BYTES
     per_page = INDEX_PAGE_BYTES + 8  # and a barrier
 
     def stages() -> int:
@@ -138,8 +139,11 @@ class ScoringKernel:
 
     def launch(self, pages: int, args: list[torch.Tensor | int | float | bytes | None]) -> None:
         """Launch with a page for each warpgroup at least, of the ``pages`` that there are at most."""
-        blocks = min(self.resident, max(1, -(-pages * WARPGROUP // self.threads)))
-        self.kernel.launch((blocks, 1, 1), self.threads, args, early=True)
+        self.kernel.launch((self.blocks(pages), 1, 1), self.threads, args, early=True)
+
+    def blocks(self, pages: int) -> int:
+        """Blocks for ``pages`` at most: no more than fit the device."""
+        return min(self.resident, max(1, -(-pages * WARPGROUP // self.threads)))
 
 
 @functools.cache
@@ -194,11 +198,16 @@ def paged_mqa_logits_sm90(
     """
     batch_size, next_n, num_heads, _ = q.shape
     kernel = scoring_kernel("paged_mqa_logits_kernel", num_heads, next_n, q.device.index or 0)
-    kernel.launch(
-        batch_size * block_table.shape[1],
+    pages = batch_size * block_table.shape[1]
+    even_blocks = kernel.blocks(pages)
+    # Bound by memory, blocks end at different times: as many again share the last pages.
+    later_blocks = even_blocks if next_n == 1 and pages >= LEAST_PAGES_TO_EVEN * even_blocks else 0
+    kernel.kernel.launch(
+        (even_blocks + later_blocks, 1, 1),
+        kernel.threads,
         [
             *(code_map(index_cache), q, index_cache, weights, cache_seqlens, block_table, out),
-            *(batch_size, block_table.stride(0), block_table.shape[1]),
-            *(index_cache.shape[0], out.stride(0)),
+            *(batch_size, block_table.stride(0), block_table.shape[1], even_blocks, out.stride(0)),
         ],
+        early=True,
     )
