@@ -82,8 +82,25 @@ __device__ __forceinline__ void load_queries(const Smem& smem, const uint8_t* q)
   }
 }
 
-// weights: [NEXT_N][NUM_HEADS] of a request; factors: what load_queries divided by.
-__device__ __forceinline__ Weights load_weights(const float* weights, const float* factors) {
+struct HeadWeights {
+  float own[kSets][kSteps * 4];  // of token set * 4 + lane / 8: the heads of this lane's rows of the right side
+};
+
+__device__ __forceinline__ int head_of(int i) { return i / 4 * 16 + i % 4 / 2 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+// weights: [NEXT_N][NUM_HEADS] of a request.
+__device__ __forceinline__ HeadWeights read_weights(const float* weights) {
+  HeadWeights result;
+#pragma unroll
+  for (int i = 0; i < kSets * kSteps * 4; ++i) {
+    const int set = i / (kSteps * 4), token = set * 4 + threadIdx.x % 32 / 8;
+    result.own[set][i % (kSteps * 4)] = token < NEXT_N ? weights[token * NUM_HEADS + head_of(i % (kSteps * 4))] : 0.0f;
+  }
+  return result;
+}
+
+// factors: what load_queries divided by.
+__device__ __forceinline__ Weights split_weights(const HeadWeights& weights, const float* factors) {
   const int lane = threadIdx.x % 32, quad = lane % 4;
   Weights result;
 #pragma unroll
@@ -92,8 +109,7 @@ __device__ __forceinline__ Weights load_weights(const float* weights, const floa
     float own[kSteps * 4], largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < kSteps * 4; ++i) {
-      const int head = i / 4 * 16 + i % 4 / 2 * 8 + quad * 2 + i % 2;
-      own[i] = token < NEXT_N ? weights[token * NUM_HEADS + head] * factors[token * NUM_HEADS + head] : 0.0f;
+      own[i] = token < NEXT_N ? weights.own[set][i] * factors[token * NUM_HEADS + head_of(i)] : 0.0f;
       largest = fmaxf(largest, fabsf(own[i]));
     }
     largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, 1));

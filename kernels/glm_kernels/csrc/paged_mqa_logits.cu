@@ -166,11 +166,12 @@ __device__ __forceinline__ void score_share(const TensorMap& codes, const Batch&
       const int64_t row = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
       pipeline.start(smem, batch.block_table + static_cast<int64_t>(request) * batch.table_stride, from, to,
                      pages.step);
+      const HeadWeights head_weights = read_weights(batch.weights + row);
       load_queries(smem, batch.q + row * 128);
       enter(request);
       fence_async_proxy();
       __syncthreads();
-      const Weights weights = load_weights(batch.weights + row, smem.factors);
+      const Weights weights = split_weights(head_weights, smem.factors);
       score_pages(smem, pipeline, weights, length, visit, [&] { page_end(request); });
       leave(request);
     }
@@ -351,6 +352,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Smem smem = smem_layout();
   const int64_t first = static_cast<int64_t>(request) * NEXT_N * NUM_HEADS;
   const int* table = block_table + static_cast<int64_t>(request) * table_stride;
+  const HeadWeights head_weights = read_weights(weights + first);
   if (threadIdx.x < NEXT_N) prefix[threadIdx.x] = 0, kept[threadIdx.x] = 0;
   // Scores the request; counts the digits at shift of the keys that begin with the prefix, or, where shift is
   // negative, keeps the keys up to the prefix.
@@ -361,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     load_queries(smem, q + first * 128);
     fence_async_proxy();
     __syncthreads();
-    score_pages(smem, pipeline, load_weights(weights + first, smem.factors), length, [&](int set, int position, int, float score, bool valid) {
+    score_pages(smem, pipeline, split_weights(head_weights, smem.factors), length, [&](int set, int position, int, float score, bool valid) {
       const int token = set * 4 + threadIdx.x % 4;
       if (valid && (broken >> token & 1) && selectable(score)) {
         const uint64_t key = selection_key(score, position);

@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     pad_and_sort(keys, count);
     for (int i = threadIdx.x; i < count; i += kThreads) emit(i, keys[i]);
   } else {
-    count = bucket_sort<CAPACITY / kThreads>(candidates + static_cast<int64_t>(row) * CAPACITY, count, keys, counters, emit);
+    count = bucket_sort<CAPACITY / kThreads>(candidates + static_cast<int64_t>(row) * CAPACITY, count, keys, counters, topk, emit);
   }
   for (int i = count + threadIdx.x; i < topk; i += kThreads)
     out[static_cast<int64_t>(row) * topk + i] = -1;
