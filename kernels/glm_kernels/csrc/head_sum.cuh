@@ -7,9 +7,9 @@
 // fp16 ends at 65,504, where |q . k| may reach 128 * 448 * 448. So each query row is divided by a power of two
 // when it is loaded, small enough that no key can exceed fp16, and its weight takes the power.
 //
-// Error: a product is rounded to 11 bits once, about what the matrix unit itself loses on e4m3. Codes below a
-// 64th of the row's mean may lose bits to the division, by at most 2^-10 of that mean. Weights count to 22
-// bits. Comes after index_pages.cuh.
+// Error: a product is rounded to 11 bits once, about what the matrix unit itself loses on e4m3. Codes below some
+// 36th of the row's mean magnitude may lose bits to the division, less than 2^-9 of that mean. Weights count to
+// 22 bits. Comes after index_pages.cuh.
 #pragma once
 
 constexpr int kSteps = NUM_HEADS / 16;   // small products of a token
