@@ -47,14 +47,16 @@ def _nvrtc() -> ctypes.CDLL:
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """CUDA's driver library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _check_driver(call: str, status: int) -> None:
+def check_driver(call: str, status: int) -> None:
+    """Raise RuntimeError with the driver's text unless the status is success."""
     if status != 0:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(status, ctypes.byref(text))
+        driver().cuGetErrorString(status, ctypes.byref(text))
         reason = text.value.decode() if text.value else "unknown error"
         raise RuntimeError(f"_jit: {call} failed with {status} ({reason})")
 
@@ -156,7 +158,7 @@ class Kernel:
         self,
         grid: tuple[int, int, int],
         threads: int,
-        args: list[torch.Tensor | int | float | None],
+        args: list[torch.Tensor | int | float | bytes | None],
         early: bool = False,
     ) -> None:
         """Launch on torch's current stream.
@@ -164,8 +166,8 @@ class Kernel:
         Args:
             grid: blocks in x, y and z.
             threads: threads a block.
-            args: tensors and None pass as pointers, int as int32, float as fp32. Wider integers are
-                not needed: offsets are formed on the device.
+            args: tensors and None pass as pointers, int as int32, float as fp32, bytes as a struct.
+                Wider integers are not needed: offsets are formed on the device.
             early: the kernel may start once every block of the one before it has called
                 ``let_next_kernel_start``. It must call ``wait_for_previous_kernel`` before it reads
                 or writes anything that another kernel touches.
@@ -173,7 +175,9 @@ class Kernel:
         Raises:
             RuntimeError: when the driver refuses the launch.
         """
-        values: list[ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float] = []
+        values: list[
+            ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float | ctypes.Array[ctypes.c_char]
+        ] = []
         for arg in args:
             if isinstance(arg, torch.Tensor):
                 values.append(ctypes.c_void_p(arg.data_ptr()))
@@ -181,6 +185,8 @@ class Kernel:
                 values.append(ctypes.c_void_p(0))
             elif isinstance(arg, int):
                 values.append(ctypes.c_int32(arg))
+            elif isinstance(arg, bytes):
+                values.append(ctypes.create_string_buffer(arg, len(arg)))
             else:
                 values.append(ctypes.c_float(arg))
         packed = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
@@ -196,8 +202,8 @@ class Kernel:
                 ctypes.pointer(attribute),
                 int(early),
             )
-            status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, packed, None)
-        _check_driver("cuLaunchKernelEx", status)
+            status = driver().cuLaunchKernelEx(ctypes.byref(config), self.handle, packed, None)
+        check_driver("cuLaunchKernelEx", status)
 
 
 @functools.cache
@@ -228,19 +234,19 @@ def load_kernel(
     cubin = _cached_cubin(assemble(name, defines, prelude))
     module, handle = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device_index):
-        driver = _driver()
+        library = driver()
         context = ctypes.c_void_p()
-        _check_driver("cuCtxGetCurrent", driver.cuCtxGetCurrent(ctypes.byref(context)))
+        check_driver("cuCtxGetCurrent", library.cuCtxGetCurrent(ctypes.byref(context)))
         if not context:
             # A thread that has not used the device yet; it cannot be capturing a graph either.
             torch.cuda.synchronize()
-        _check_driver("cuModuleLoadData", driver.cuModuleLoadData(ctypes.byref(module), cubin))
-        _check_driver(
+        check_driver("cuModuleLoadData", library.cuModuleLoadData(ctypes.byref(module), cubin))
+        check_driver(
             f"cuModuleGetFunction({function})",
-            driver.cuModuleGetFunction(ctypes.byref(handle), module, function.encode()),
+            library.cuModuleGetFunction(ctypes.byref(handle), module, function.encode()),
         )
         if shared_bytes > 0:
             # Static shared memory counts towards the default limit too, so it is always raised.
             # 8 is CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
-            _check_driver("cuFuncSetAttribute", driver.cuFuncSetAttribute(handle, 8, shared_bytes))
+            check_driver("cuFuncSetAttribute", library.cuFuncSetAttribute(handle, 8, shared_bytes))
     return Kernel(handle, shared_bytes, device_index)

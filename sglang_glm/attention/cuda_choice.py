@@ -136,7 +136,7 @@ _MEASURED: tuple[_Measured, ...] = (
 )
 
 #: Fewest requests with which scoring and selection of verify rows beat DeepGEMM and top-k v2 at
-#: 32,768 positions and above: 0.50 (32 x 32,768), 0.46 (8 x 131,072), 0.35 (32 x 131,072).
+#: 32,768 positions and above: 0.50 (32 x 32,768), 0.44 (8 x 131,072), 0.29 (32 x 131,072).
 MIN_VERIFY_REQUESTS = 4
 
 
@@ -221,7 +221,7 @@ def choose_verify_selection(
         obstacle = f"fewer than {MIN_VERIFY_REQUESTS} requests gain nothing"
     if obstacle is not None:
         return Choice(form="stock", reason=obstacle)
-    return Choice(form="glm_verify", reason="0.35 to 0.50 of DeepGEMM and top-k v2")
+    return Choice(form="glm_verify", reason="0.29 to 0.50 of DeepGEMM and top-k v2")
 
 
 def impossible(

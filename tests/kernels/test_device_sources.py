@@ -8,20 +8,15 @@
 
 import pytest
 from glm_kernels import _arch, _jit, _wgmma
+from glm_kernels.indexer.paged_mqa_logits_sm90 import source
 
-SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
-PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
 HALF = _wgmma.wgmma_half(64, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
 
 
-def scoring_prelude(columns: int) -> str:
-    define = f"#define WGMMA_FP8 wgmma_fp8_n{columns}\n"
-    return _wgmma.wgmma_fp8(columns) + define + _jit.header("order")
-
-
 SOURCES = [
-    ("paged_mqa_logits", (*SCORING, ("MIN_BLOCKS", 4)), scoring_prelude(192)),
-    ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
+    ("paged_mqa_logits", *source(num_heads=32, next_n=1)),
+    ("paged_mqa_logits", *source(num_heads=32, next_n=6)),
+    ("paged_mqa_logits", *source(num_heads=64, next_n=6)),
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
     ("sparse_mla", (("PACKED", 1),), HALF),
     ("sparse_mla", (("PACKED", 0),), HALF.replace("f16.f16", "bf16.bf16")),

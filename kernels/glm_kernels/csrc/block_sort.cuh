@@ -84,12 +84,13 @@ __device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t* scratch
   return value + below;
 }
 
-// Sorts count keys of source, at most kHeld a thread, and calls emit(rank, key) for each; keys is scratch for
-// as many, buckets for kBucketWords counters. The all-ones key is dropped; returns how many remain.
+// Sorts count keys of source, at most kHeld a thread, and calls emit(rank, key) for the first limit of them at
+// least; keys is scratch for as many, buckets for kBucketWords counters. The all-ones key is dropped; returns how
+// many remain.
 template <int kHeld, typename Key, typename Emit>
 __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* keys, uint32_t* buckets,
-                                           Emit emit) {
-  __shared__ uint32_t scratch[32], smallest, largest;
+                                           uint32_t limit, Emit emit) {
+  __shared__ uint32_t scratch[32], smallest, largest, stop;
   constexpr Key kNone = ~static_cast<Key>(0);
   if (threadIdx.x == 0) smallest = 0xFFFFFFFF, largest = 0;
   // The keys stay in registers for three passes.
@@ -131,19 +132,27 @@ __device__ __forceinline__ int bucket_sort(const Key* source, int count, Key* ke
   for (int i = 0; i < kBucketsOfThread; ++i) {
     const uint32_t size = stretch[i];
     stretch[i] = start;
+    // Where the bucket of the last key that is asked for ends.
+    if (start < limit && start + size >= limit) stop = start + size;
     start += size;
   }
+  if (threadIdx.x == 0 && total < limit) stop = total;
   crowded = __syncthreads_or(crowded);
+  const uint32_t wanted = crowded ? total : stop;
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i)
-    if (held[i] != kNone) keys[atomicAdd(buckets + bucket_at(bucket_of(high_bits(held[i]))), 1u)] = held[i];
+  for (int i = 0; i < kHeld; ++i) {
+    if (held[i] == kNone) continue;
+    // A bucket's counter goes from its start to its end, and starts past the wanted keys stay there.
+    uint32_t* const place = buckets + bucket_at(bucket_of(high_bits(held[i])));
+    if (*static_cast<volatile uint32_t*>(place) < wanted) keys[atomicAdd(place, 1u)] = held[i];
+  }
   __syncthreads();
   if (crowded) {
     pad_and_sort(keys, total);
     for (int i = threadIdx.x; i < total; i += kThreads) emit(i, keys[i]);
     return total;
   }
-  for (int i = threadIdx.x; i < total; i += kThreads) {
+  for (int i = threadIdx.x; i < wanted; i += kThreads) {
     const Key key = keys[i];
     const uint32_t bucket = bucket_of(high_bits(key));
     // The scatter left each bucket's end in its counter.

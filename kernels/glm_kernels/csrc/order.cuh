@@ -16,6 +16,12 @@ __device__ __forceinline__ float score_of(uint32_t bits) {
   return __uint_as_float(bits >> 31 ? bits : bits ^ 0x7FFFFFFFu);
 }
 
+// Whether a row's candidates hold its best topk: as many as that passed the threshold, or there was none, and
+// all of them found room.
+__device__ __forceinline__ bool sound(float threshold, int count, int capacity, int topk) {
+  return count <= capacity && (count >= topk || !selectable(threshold));
+}
+
 // Adds one to counters[digit] for each active lane; lanes with the same digit share one atomic.
 __device__ __forceinline__ void count_digit(uint32_t* counters, uint32_t digit, bool active) {
   const uint32_t lanes = __ballot_sync(0xFFFFFFFF, active);

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   uint32_t* unsorted = pairs + SIZE;
-  const int count = bucket_sort<SIZE / kThreads>(scratch + base, entries, unsorted, unsorted + SIZE,
+  const int count = bucket_sort<SIZE / kThreads>(scratch + base, entries, unsorted, unsorted + SIZE, entries,
                                 [&](int rank, uint32_t pair) { pairs[rank] = pair; });
   __syncthreads();
   // Each thread numbers the first pairs of its own stretch.

@@ -5,7 +5,7 @@ tokens a request that is the quicker way. Otherwise one pass over the cache does
 matrix. A sample of the pages is scored first; its scores give each row a threshold that lets
 somewhat more than k positions pass. The full pass keeps those only. Rows whose count shows that the
 threshold was too high or too low (tied scores, sorted contexts) are selected exactly by a repair
-kernel, which scores their request once a byte of the selection key. Workspace: 64 KB of candidates
+kernel beside the sort, which scores their request once a byte of the selection key. Workspace: 64 KB of candidates
 a row and 1/64 of the logits.
 """
 
@@ -14,7 +14,11 @@ from __future__ import annotations
 import torch
 
 from glm_kernels.cache.layout import PAGE_SIZE
-from glm_kernels.indexer.paged_mqa_logits_sm90 import paged_mqa_logits_sm90, scoring_kernel
+from glm_kernels.indexer.paged_mqa_logits_sm90 import (
+    code_map,
+    paged_mqa_logits_sm90,
+    scoring_kernel,
+)
 from glm_kernels.indexer.topk_indices_sm90 import (
     CAPACITY,
     SAMPLE_STEP,
@@ -94,27 +98,26 @@ def select_in_one_pass(
     counts = torch.empty(rows, dtype=torch.int32, device=device)
     candidates = torch.empty(rows, CAPACITY, dtype=torch.int64, device=device)
     out = torch.empty(rows, topk, dtype=torch.int32, device=device)
-    inputs = (q, index_cache, weights, cache_seqlens, block_table)
+    inputs = (code_map(index_cache), q, index_cache, weights, cache_seqlens, block_table)
 
     step = sample_step(max_num_blocks)
     sample_width = -(-max_num_blocks // step) * 64
     sample = torch.empty(rows, sample_width, device=device)
     # Contexts within the capacity keep every score: they need no threshold.
     if max_num_blocks * 64 > CAPACITY:
-        kernel, blocks = scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index)
         sizes = (batch_size, table_stride, sample_width, step)
-        kernel.launch((blocks, 1, 1), 128, [*inputs, sample, *sizes], early=True)
+        scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index).launch(
+            batch_size * sample_width // PAGE_SIZE, [*inputs, sample, *sizes]
+        )
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
         (rows, 1, 1), THREADS, [sample, thresholds, counts, *window, step, 1, topk], True
     )
     kept = (thresholds, counts, candidates)
-    kernel, blocks = scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index)
-    kernel.launch(
-        (blocks, 1, 1), 128, [*inputs, *kept, batch_size, table_stride, CAPACITY], early=True
+    sizes = (batch_size, table_stride, max_num_blocks, index_cache.shape[0], CAPACITY)
+    scoring_kernel("paged_mqa_filter_kernel", num_heads, next_n, index).launch(
+        batch_size * max_num_blocks, [*inputs, *kept, *sizes]
     )
-    kernel, _ = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
-    kernel.launch((batch_size, 1, 1), 128, [*inputs, *kept, table_stride, CAPACITY, topk], True)
     table = block_table if return_slots else None
     topk_kernel("topk_sort_kernel", index).launch(
         (rows, 1, 1),
@@ -122,4 +125,7 @@ def select_in_one_pass(
         [None, *kept, *window, table, None, next_n, table_stride, PAGE_SIZE, out, topk],
         early=True,
     )
+    repair = scoring_kernel("paged_mqa_repair_kernel", num_heads, next_n, index)
+    rest = (table_stride, CAPACITY, out, int(return_slots), topk)
+    repair.kernel.launch((batch_size, 1, 1), repair.threads, [*inputs, *kept, *rest], early=True)
     return out

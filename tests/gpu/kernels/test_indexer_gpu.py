@@ -3,6 +3,8 @@
 | test | catches |
 | --- | --- |
 | scores equal fp64; poisoned pages, wild table entries | a read past a length, a wrong head or page |
+| every count of tokens and heads equals fp64 and its own selection | a group, a lane or a warpgroup left out |
+| the largest codes, weights of all magnitudes | fp16 products or weights that overflow or vanish |
 | the Triton form equals fp64 | a fallback that rots |
 | output past the lengths and of idle rows untouched (T06) | stores without a bound |
 | row alone equals row in batch; twenty repeats equal (T41) | schedules that change the arithmetic |
@@ -54,6 +56,42 @@ def test_scores_equal_fp64(shape: IndexerShape) -> None:
     got = paged_mqa_logits(*arguments(p), p.max_context)
     # The matrix unit keeps fewer than 24 bits of an e4m3 sum.
     assert_logits(got, paged_logits_fp64(p), f"paged_mqa_logits {shape.name}", 5e-6)
+
+
+@pytest.mark.parametrize("num_heads", [16, 32, 64])
+@pytest.mark.parametrize("next_n", range(1, 9))
+def test_every_size(next_n: int, num_heads: int) -> None:
+    # The last of these requests share blocks, the first fills many.
+    lengths = (40_000, 9000, 0, 64, 65, 1000)
+    shape = IndexerShape(name="size", lengths=lengths, next_n=next_n, num_heads=num_heads)
+    p = poisoned(shape, seed=next_n)
+    got = paged_mqa_logits(*arguments(p), p.max_context)
+    assert_logits(got, paged_logits_fp64(p), f"next_n {next_n}, {num_heads} heads", 5e-6)
+    selected = paged_mqa_topk_sm90.select_in_one_pass(*arguments(p), 2048, False)
+    assert_bitwise(selected, topk_indices_torch(got.cpu(), 2048), f"next_n {next_n}")
+
+
+def test_largest_codes() -> None:
+    p = poisoned(IndexerShape(name="codes", lengths=(700,), next_n=6))
+    # 448 and -448: a product is 128 * 448 * 448, one way or the other.
+    p.q.view(torch.uint8).fill_(0x7E)
+    signs = torch.where(torch.arange(8192, device="cuda") % 1280 < 640, 0x7E, 0xFE)
+    p.index_cache[p.block_table[0].long(), :8192] = signs.to(torch.uint8)
+    got = paged_mqa_logits(*arguments(p), p.max_context)
+    assert_logits(got, paged_logits_fp64(p), "codes of 448", 5e-6)
+
+
+def test_weights_of_all_magnitudes() -> None:
+    p = poisoned(IndexerShape(name="weights", lengths=(3000, 700), next_n=6))
+    for token, exponent in enumerate((-30, -20, -3, 0, 12, 25)):
+        p.weights[0, token] *= 10.0**exponent
+    p.weights[1, 0] = 0.0
+    p.weights[1, 1, 3] = 1e6  # beside it the others count little, but must not disturb
+    p.weights[1, 2, 1:] = 0.0
+    got, want = paged_mqa_logits(*arguments(p), p.max_context), paged_logits_fp64(p)
+    for row in range(12):
+        assert_logits(got[row : row + 1], want[row : row + 1], f"row {row}", 5e-6)
+    assert (got[6, :695] == 0).all()
 
 
 @pytest.mark.parametrize("shape", CORNER_INDEXER[:4], ids=lambda s: s.name)
