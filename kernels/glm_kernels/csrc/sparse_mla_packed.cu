@@ -1,0 +1,587 @@
+// Sparse MLA over packed rows for up to 64 query rows: one list a block, keys as they lie in the cache.
+//
+// Raw rows of 656 bytes come by bulk copies into a ring of tiles of 64, and no converted copy of them exists in
+// shared memory: codes become fp16 times scale on the way into the registers of a product's A operand. So keys are
+// the M side of the scores (S^T = K Q^T) and latent columns that of the values (O^T = V^T P^T). Of a pair of tiles
+// each of two warpgroups scores one; each sums half of the columns of both. They work one after the other through
+// the chain of maxima, so that one's exponentials run beside the other's products.
+// A maximum is rounded to an integer, so that rescaling is by powers of two and loses nothing.
+//
+// Queries lie in the order in which a lane meets a row's bytes (see load_queries).
+//
+// Defines: MEMBERS (each entry of a list says which tokens of the group selected it).
+
+constexpr int kRowBytes = 656;
+constexpr int kScalesAt = 512, kRopeAt = 528;
+constexpr int kKeys = 64;                   // of a tile
+constexpr int kStages = 3;
+constexpr int kStageBytes = kKeys * kRowBytes;
+constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
+constexpr int kQueryBytes = 9 * kBlockBytes;
+constexpr int kMathThreads = 256;
+constexpr float kShift = 14.0f;             // probabilities reach 2^14.5
+constexpr float kLn2 = 0.6931471805599453f;
+// A float with this added is an integer whose bits are ordered like its value.
+constexpr float kMagic = 12582912.0f;
+constexpr float kLimit = 4.0e6f;
+
+__device__ const uint4 kNoRow[kRowBytes / 16] = {};  // what an absent slot is gathered from
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// fp16 of the two low codes of a word times a pair of scales, and of its two high ones.
+__device__ __forceinline__ uint32_t low_codes(uint32_t word, uint32_t scales) {
+  uint32_t product;
+  asm("{\n.reg .b32 codes;\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\n"
+      "cvt.rn.f16x2.e4m3x2 codes, low;\nmul.rn.f16x2 %0, codes, %2;\n}\n"
+      : "=r"(product)
+      : "r"(word), "r"(scales));
+  return product;
+}
+__device__ __forceinline__ uint32_t high_codes(uint32_t word, uint32_t scales) {
+  uint32_t product;
+  asm("{\n.reg .b32 codes;\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\n"
+      "cvt.rn.f16x2.e4m3x2 codes, high;\nmul.rn.f16x2 %0, codes, %2;\n}\n"
+      : "=r"(product)
+      : "r"(word), "r"(scales));
+  return product;
+}
+
+__device__ __forceinline__ uint4 load_four(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load_two(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float load_float(uint32_t address) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float2 load_floats(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_word(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ void raise_to(uint32_t address, float v) {
+  asm volatile("red.relaxed.cta.shared::cta.max.u32 [%0], %1;\n" ::"r"(address), "r"(__float_as_uint(v)) : "memory");
+}
+
+__device__ __forceinline__ void math_barrier() { asm volatile("bar.sync 1, 256;\n" ::: "memory"); }
+
+// Arrival of a whole warp, for what all its lanes did before.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
+}
+
+// Maximum or sum over the lanes of a quad position. Of a lane's 16 values (query rows 8 j + 2 quad + {0, 1}), lane i
+// ends with those of query rows 2 i and 2 i + 1 in the first two.
+template <int kCount, bool kSum>
+__device__ __forceinline__ void fold(float (&v)[16]) {
+  const bool upper = threadIdx.x & (2 * kCount);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const float send = upper ? v[i] : v[i + kCount], keep = upper ? v[i + kCount] : v[i];
+    const float got = __shfl_xor_sync(0xFFFFFFFF, send, 2 * kCount);
+    v[i] = kSum ? keep + got : fmaxf(keep, got);
+  }
+  if constexpr (kCount > 2) fold<kCount / 2, kSum>(v);
+}
+
+// Keeps the compiler from moving uses of a product's registers above the wait for it.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&v)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(v[i])::"memory");
+}
+
+struct Shared {
+  float maxima[4][64];     // after each tile, of the tiles so far, plus kMagic; a ring of tiles
+  int changed[4];          // the tile, if it raised any maximum
+  float sums[8][64];       // of the warps
+  float inverse[64];
+  uint64_t present[kStages];  // which rows of a stage are real
+#if MEMBERS
+  uint8_t flags[kStages][kKeys];  // bit i: token i of the group selected the row
+  __align__(16) uint16_t rows_of[4][8];         // of a quad and a token: bit i for the lanes' i-th query row
+#endif
+  uint64_t full[kStages], empty[kStages];
+  uint64_t maxima_ready[2], probabilities_ready[2], probabilities_empty[2];
+};
+
+struct Problem {
+  const uint8_t* q;  // of the group
+  const uint8_t* cache;
+  const int* list;        // of the group
+  const uint8_t* member;  // of the group
+  uint8_t* out;
+  float* lse;
+  int rows, used;
+  int64_t first_row;  // of the group, in the part that this split writes
+  int begin, end;     // pairs of tiles
+  bool whole;         // the only split
+  float scale_log2;
+};
+
+// One warp: two rows a lane.
+__device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_t ring) {
+  const int lane = threadIdx.x % 32;
+  const int first = 2 * p.begin, tiles = 2 * (p.end - p.begin);
+  auto slot_at = [&](int tile, int row) {
+    const int at = (first + tile) * kKeys + row;
+    return tile < tiles && at < p.used ? p.list[at] : -1;
+  };
+  int low = slot_at(0, lane), high = slot_at(0, lane + 32);
+  int stage = 0, parity = 1;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int next_low = slot_at(tile + 1, lane), next_high = slot_at(tile + 1, lane + 32);
+    const uint32_t barrier = smem_address(&shared.full[stage]);
+    const uint32_t low_real = __ballot_sync(0xFFFFFFFF, low >= 0), high_real = __ballot_sync(0xFFFFFFFF, high >= 0);
+    mbarrier_wait(smem_address(&shared.empty[stage]), parity);
+#if MEMBERS
+    const int at = (first + tile) * kKeys + lane;
+    shared.flags[stage][lane] = low >= 0 ? p.member[at] : 0;
+    shared.flags[stage][lane + 32] = high >= 0 ? p.member[at + 32] : 0;
+    __syncwarp();
+#endif
+    if (lane == 0) {
+      shared.present[stage] = static_cast<uint64_t>(high_real) << 32 | low_real;
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "n"(kStageBytes)
+                   : "memory");
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int slot = i ? high : low;
+      const uint8_t* row = slot < 0 ? reinterpret_cast<const uint8_t*>(kNoRow)
+                                    : p.cache + static_cast<int64_t>(slot) * kRowBytes;
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+              ring + stage * kStageBytes + (lane + 32 * i) * kRowBytes),
+          "l"(row), "n"(kRowBytes), "r"(barrier)
+          : "memory");
+    }
+    low = next_low;
+    high = next_high;
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+}
+
+// Queries as the B operand of the scores. A lane of quad q meets the 128 columns of a scale by two pieces c of 16
+// bytes at 32 q + 16 c, four codes a step of the product, so those columns are its k indices
+// 2 q, 2 q + 1, 2 q + 8, 2 q + 9. Rotary columns, two bytes each: 16 q + 8 c and two steps a piece.
+__device__ __forceinline__ void load_queries(const Problem& p, uint32_t queries) {
+  const int quad = threadIdx.x % 4, low_row = threadIdx.x / 4 % 8, warp = threadIdx.x / 32;
+  const int row = warp * 8 + low_row;
+  const bool real = row < p.rows;
+  const uint8_t* source = p.q + row * 1152;
+  const uint32_t target = queries + row * 128 + quad * 4;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {  // i: group of 128 columns, piece, half of the piece
+    const int block = i / 2, first_chunk = i % 2 * 4;
+    uint4 v = {0, 0, 0, 0};
+    if (real)
+      v = *reinterpret_cast<const uint4*>(source + (i / 4 * 128 + quad * 32 + i / 2 % 2 * 16 + i % 2 * 8) * 2);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      store_word(target + block * kBlockBytes + ((first_chunk + j) ^ low_row) * 16,
+                 pack_half(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u)));
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {  // rotary columns stay bf16
+    uint4 v = {0, 0, 0, 0};
+    if (real) v = *reinterpret_cast<const uint4*>(source + (512 + quad * 16 + i * 8) * 2);
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) store_word(target + 8 * kBlockBytes + ((4 * i + j) ^ low_row) * 16, words[j]);
+  }
+}
+
+// S^T[64 keys, 64 query rows] of a tile. rows: the lane's key of the tile; the other is 8 further.
+__device__ __forceinline__ void score(float (&s)[32], uint32_t rows, uint32_t queries_low) {
+  const int quad = threadIdx.x % 4;
+  const uint32_t low = rows + quad * 32, high = low + 8 * kRowBytes;
+  uint32_t a[2][8];  // of two steps
+  uint4 low_piece = load_four(low), high_piece = load_four(high);
+  float low_scale = load_float(rows + kScalesAt), high_scale = load_float(rows + 8 * kRowBytes + kScalesAt);
+  uint32_t low_twice = 0, high_twice = 0;
+#pragma unroll
+  for (int piece = 0; piece < 10; ++piece) {
+    // 8 pieces of codes, two of rotary columns, each of which is two of bf16.
+    const bool rotary = piece >= 8;
+    if (piece % 2 == 0 && !rotary) {
+      low_twice = pack_half(low_scale, low_scale);
+      high_twice = pack_half(high_scale, high_scale);
+    }
+    const uint32_t low_words[4] = {low_piece.x, low_piece.y, low_piece.z, low_piece.w};
+    const uint32_t high_words[4] = {high_piece.x, high_piece.y, high_piece.z, high_piece.w};
+    if (piece < 9) {
+      const int next = piece + 1;
+      const uint32_t at = next >= 8 ? kRopeAt + (next - 8) * 16 : next / 2 * 128 + next % 2 * 16;
+      low_piece = load_four(low + at);
+      high_piece = load_four(high + at);
+      if (next % 2 == 0 && next < 8) {
+        low_scale = load_float(rows + kScalesAt + next / 2 * 4);
+        high_scale = load_float(rows + 8 * kRowBytes + kScalesAt + next / 2 * 4);
+      }
+    }
+#pragma unroll
+    for (int pair = 0; pair < (rotary ? 1 : 2); ++pair) {
+      const int group = rotary ? piece + 8 : 2 * piece + pair;  // of two steps, 0 to 17
+      uint32_t(&f)[8] = a[group % 2];
+      if (group >= 2) wgmma_wait<1>();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (rotary) {
+          f[4 * i] = low_words[2 * i];
+          f[4 * i + 1] = high_words[2 * i];
+          f[4 * i + 2] = low_words[2 * i + 1];
+          f[4 * i + 3] = high_words[2 * i + 1];
+        } else {
+          const uint32_t l = low_words[2 * pair + i], h = high_words[2 * pair + i];
+          f[4 * i] = low_codes(l, low_twice);
+          f[4 * i + 1] = low_codes(h, high_twice);
+          f[4 * i + 2] = high_codes(l, low_twice);
+          f[4 * i + 3] = high_codes(h, high_twice);
+        }
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int k = 2 * group + i;
+        const uint32_t query = queries_low + (((k / 4) * kBlockBytes + (k % 4) * 32) >> 4);
+        if (rotary)
+          wgmma_rs_bf16_n64(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, 1);
+        else
+          wgmma_rs_f16_n64(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, k != 0);
+      }
+      wgmma_commit();
+    }
+  }
+  wgmma_wait<0>();
+  pin(s);
+}
+
+#if MEMBERS
+// Which of a lane's 16 query rows belong to tokens that selected a row.
+__device__ __forceinline__ uint32_t rows_of_tokens(uint4 rows_of, uint32_t flags) {
+  const uint32_t words[4] = {rows_of.x, rows_of.y, rows_of.z, rows_of.w};
+  uint32_t rows = 0;
+#pragma unroll
+  for (int token = 0; token < 8; ++token)
+    rows |= flags >> token & 1 ? words[token / 2] >> (16 * (token % 2)) : 0;
+  return rows;
+}
+#endif
+
+// O^T[256 columns, 64 query rows] += V^T P^T. columns: the lane's first of eight columns of the tile's key 2 quad;
+// scales: of those columns for that key. Block b of 64 rows holds columns 2 b and 2 b + 1 of each lane's eight.
+__device__ __forceinline__ void add_values(float (&o)[4][32], uint32_t columns, uint32_t scales,
+                                           uint32_t probabilities_low) {
+  uint32_t a[2][16];
+  uint2 v[4];
+  float scale[4];
+  auto load = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 16 * step + i / 2 * 8 + i % 2;
+      v[i] = load_two(columns + key * kRowBytes);
+      scale[i] = load_float(scales + key * kRowBytes);
+    }
+  };
+  load(0);
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    uint32_t(&f)[16] = a[step % 2];
+    if (step >= 2) wgmma_wait<1>();
+    const uint32_t near = pack_half(scale[0], scale[1]), far = pack_half(scale[2], scale[3]);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const uint32_t order = b % 2 ? 0x7362 : 0x5140;
+      const uint32_t n = b < 2 ? __byte_perm(v[0].x, v[1].x, order) : __byte_perm(v[0].y, v[1].y, order);
+      const uint32_t m = b < 2 ? __byte_perm(v[2].x, v[3].x, order) : __byte_perm(v[2].y, v[3].y, order);
+      f[4 * b] = low_codes(n, near);
+      f[4 * b + 1] = high_codes(n, near);
+      f[4 * b + 2] = low_codes(m, far);
+      f[4 * b + 3] = high_codes(m, far);
+    }
+    if (step < 3) load(step + 1);
+    wgmma_fence();
+#pragma unroll
+    for (int b = 0; b < 4; ++b)
+      wgmma_rs_f16_n64_t(o[b], f[4 * b], f[4 * b + 1], f[4 * b + 2], f[4 * b + 3], probabilities_low + step * 128, 1);
+    wgmma_commit();
+  }
+}
+
+__device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_t queries, uint32_t probabilities,
+                                       uint32_t ring) {
+  const int half = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = lane / 4, quad = lane % 4;
+  const int pairs = p.end - p.begin;
+  load_queries(p, queries);
+  fence_async_proxy();
+  math_barrier();
+  const uint32_t queries_low = descriptor_low(queries);
+  const uint32_t probabilities_low = descriptor_low(probabilities, kBlockBytes);
+  const uint32_t maxima = smem_address(&shared.maxima[0][0]);
+  const int key = 16 * warp + group;
+  const uint32_t own_p = probabilities + half * kBlockBytes + key * 128 + quad * 4;
+  const uint32_t column = 2 * quad * kRowBytes + 256 * half + 64 * warp + 8 * group;
+  const uint32_t scale = 2 * quad * kRowBytes + kScalesAt + (2 * half + warp / 2) * 4;
+  auto maxima_after = [&](int tile) { return maxima + (tile & 3) * 256; };
+
+  float o[4][32];
+#pragma unroll
+  for (int i = 0; i < 128; ++i) o[i / 32][i % 32] = 0.0f;
+  float sums[16];  // of query rows 8 j + 2 quad + {0, 1}, relative to the maxima after the own tile
+#pragma unroll
+  for (int i = 0; i < 16; ++i) sums[i] = 0.0f;
+
+  // Stage and parity of the pair's first tile.
+  int stage = 0, parity = 0;
+  for (int pair = 0; pair < pairs; ++pair) {
+    const int tile = 2 * pair + half, now = pair & 1;
+    int stages[2] = {stage, stage + 1}, parities[2] = {parity, parity};
+    if (stages[1] == kStages) stages[1] = 0, parities[1] ^= 1;
+    const int own_stage = half ? stages[1] : stages[0];
+    {
+      float s[32];
+      mbarrier_wait(smem_address(&shared.full[own_stage]), half ? parities[1] : parities[0]);
+      score(s, ring + own_stage * kStageBytes + key * kRowBytes, queries_low);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] *= p.scale_log2;
+#if MEMBERS
+      const uint4 rows_of = load_four(smem_address(&shared.rows_of[quad][0]));
+      const uint32_t low_rows = rows_of_tokens(rows_of, shared.flags[own_stage][key]);
+      const uint32_t high_rows = rows_of_tokens(rows_of, shared.flags[own_stage][key + 8]);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        float &low = s[i / 2 * 4 + i % 2], &high = s[i / 2 * 4 + 2 + i % 2];
+        low = low_rows >> i & 1 ? low : -infinity();
+        high = high_rows >> i & 1 ? high : -infinity();
+      }
+#else
+      const uint64_t present = shared.present[own_stage];
+      if (present != ~0ull) {
+        const bool low_real = present >> key & 1, high_real = present >> (key + 8) & 1;
+#pragma unroll
+        for (int i = 0; i < 32; i += 4) {
+          s[i] = low_real ? s[i] : -infinity();
+          s[i + 1] = low_real ? s[i + 1] : -infinity();
+          s[i + 2] = high_real ? s[i + 2] : -infinity();
+          s[i + 3] = high_real ? s[i + 3] : -infinity();
+        }
+      }
+#endif
+      // The warp's maxima; lane i ends with query rows 2 i and 2 i + 1.
+      float most[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) most[i] = fmaxf(s[i / 2 * 4 + i % 2], s[i / 2 * 4 + 2 + i % 2]);
+      fold<8, false>(most);
+      // One tile's maxima after the other's. What is left in the ring's place is older and so never larger.
+      if (tile > 0) mbarrier_wait(smem_address(&shared.maxima_ready[1 - half]), half ? now : now ^ 1);
+      const float2 before = load_floats(maxima_after(tile - 1) + lane * 8);
+      const float raised[2] = {fmaxf(before.x, kMagic + fminf(fmaxf(most[0], -kLimit), kLimit)),
+                               fmaxf(before.y, kMagic + fminf(fmaxf(most[1], -kLimit), kLimit))};
+      raise_to(maxima_after(tile) + lane * 8, raised[0]);
+      raise_to(maxima_after(tile) + lane * 8 + 4, raised[1]);
+      if (raised[0] > before.x || raised[1] > before.y) shared.changed[tile & 3] = tile;
+      warp_arrive(smem_address(&shared.maxima_ready[half]));
+      mbarrier_wait(smem_address(&shared.maxima_ready[half]), now);
+      const volatile int* changed = shared.changed;
+      if (changed[tile & 3] == tile || (tile > 0 && changed[tile - 1 & 3] == tile - 1)) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float2 old = load_floats(maxima_after(tile - 2) + (8 * j + 2 * quad) * 4);
+          const float2 base = load_floats(maxima_after(tile) + (8 * j + 2 * quad) * 4);
+          sums[2 * j] *= exp2_fast(old.x - base.x);
+          sums[2 * j + 1] *= exp2_fast(old.y - base.y);
+        }
+      }
+      if (pair > 0) mbarrier_wait(smem_address(&shared.probabilities_empty[half]), now ^ 1);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float2 base = load_floats(maxima_after(tile) + (8 * j + 2 * quad) * 4);
+        base.x -= kMagic + kShift;
+        base.y -= kMagic + kShift;
+        const float a = exp2_fast(s[4 * j] - base.x), b = exp2_fast(s[4 * j + 1] - base.y);
+        const float c = exp2_fast(s[4 * j + 2] - base.x), d = exp2_fast(s[4 * j + 3] - base.y);
+        sums[2 * j] += a + c;
+        sums[2 * j + 1] += b + d;
+        const uint32_t at = own_p + ((j ^ group) * 16);
+        store_word(at, pack_half(a, b));
+        store_word(at + 8 * 128, pack_half(c, d));
+      }
+      fence_async_proxy();
+      warp_arrive(smem_address(&shared.probabilities_ready[half]));
+    }
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      const int of = 2 * pair + which, at = which ? stages[1] : stages[0];
+      if (which != half) mbarrier_wait(smem_address(&shared.full[at]), which ? parities[1] : parities[0]);
+      mbarrier_wait(smem_address(&shared.probabilities_ready[which]), now);
+      const volatile int* changed = shared.changed;
+      if (changed[of & 3] == of) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float2 old = load_floats(maxima_after(of - 1) + (8 * j + 2 * quad) * 4);
+          const float2 base = load_floats(maxima_after(of) + (8 * j + 2 * quad) * 4);
+          const float even = exp2_fast(old.x - base.x), odd = exp2_fast(old.y - base.y);
+#pragma unroll
+          for (int b = 0; b < 4; ++b) {
+            o[b][4 * j] *= even;
+            o[b][4 * j + 1] *= odd;
+            o[b][4 * j + 2] *= even;
+            o[b][4 * j + 3] *= odd;
+          }
+        }
+      }
+      const uint32_t rows = ring + at * kStageBytes;
+      add_values(o, rows + column, rows + scale, probabilities_low + which * (kBlockBytes >> 4));
+      warp_arrive(smem_address(&shared.empty[at]));
+      wgmma_wait<0>();
+#pragma unroll
+      for (int b = 0; b < 4; ++b) pin(o[b]);
+      warp_arrive(smem_address(&shared.probabilities_empty[which]));
+    }
+    stage += 2;
+    if (stage >= kStages) stage -= kStages, parity ^= 1;
+  }
+
+  const int last = 2 * pairs - 1;
+  if (half == 0) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float2 old = load_floats(maxima_after(last - 1) + (8 * j + 2 * quad) * 4);
+      const float2 base = load_floats(maxima_after(last) + (8 * j + 2 * quad) * 4);
+      sums[2 * j] *= exp2_fast(old.x - base.x);
+      sums[2 * j + 1] *= exp2_fast(old.y - base.y);
+    }
+  }
+  fold<8, true>(sums);
+  shared.sums[threadIdx.x / 32][2 * lane] = sums[0];
+  shared.sums[threadIdx.x / 32][2 * lane + 1] = sums[1];
+  math_barrier();
+  if (threadIdx.x < 64) {
+    const int row = threadIdx.x;
+    float total = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) total += shared.sums[i][row];
+    shared.inverse[row] = total > 0.0f ? 1.0f / total : 0.0f;
+    if (row < p.rows)
+      p.lse[p.first_row + row] =
+          total > 0.0f ? (shared.maxima[last & 3][row] - kMagic - kShift + log2f(total)) * kLn2 : -infinity();
+  }
+  math_barrier();
+  uint8_t* target = p.out + p.first_row * 1024 + (256 * half + 64 * warp + 8 * group) * 2;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int at = i / 2 * 4 + i % 2, row = 8 * (i / 2) + 2 * quad + i % 2;
+    const float inverse = shared.inverse[row];
+    uint32_t words[4];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const float x = o[b][at] * inverse, y = o[b][at + 2] * inverse;
+      words[b] = p.whole ? pack_bf16(x, y) : pack_half(x, y);
+    }
+    if (row < p.rows)
+      *reinterpret_cast<uint4*>(target + row * 1024) = {words[0], words[1], words[2], words[3]};
+  }
+}
+
+// grid (splits, groups). Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
+// lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members one byte an entry
+// whose bit i says that token i of the group selected it.
+extern "C" __global__ void __launch_bounds__(384, 1)
+    sparse_mla_packed_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
+                             const int* __restrict__ lists, const int* __restrict__ counts,
+                             const uint8_t* __restrict__ members, uint8_t* __restrict__ out,
+                             float* __restrict__ lse, int rows_per_group, int num_heads, int list_stride,
+                             int total_rows, float scale_log2) {
+  extern __shared__ __align__(1024) uint8_t smem[];  // queries, probabilities of two tiles, ring
+  __shared__ __align__(16) Shared shared;
+  const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(smem_address(&shared.full[i]), 1);
+      mbarrier_init(smem_address(&shared.empty[i]), 8);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(smem_address(&shared.maxima_ready[i]), 4);
+      mbarrier_init(smem_address(&shared.probabilities_ready[i]), 4);
+      mbarrier_init(smem_address(&shared.probabilities_empty[i]), 8);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  }
+  if (threadIdx.x < 256) shared.maxima[threadIdx.x / 64][threadIdx.x % 64] = kMagic - kLimit;
+  if (threadIdx.x < 4) shared.changed[threadIdx.x] = -1;
+#if MEMBERS
+  if (threadIdx.x < 32) {
+    const int quad = threadIdx.x / 8, token = threadIdx.x % 8;
+    int rows = 0;
+    for (int i = 0; i < 16; ++i) rows |= ((8 * (i / 2) + 2 * quad + i % 2) / num_heads == token) << i;
+    shared.rows_of[quad][token] = rows;
+  }
+#endif
+  __syncthreads();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  const int used = counts ? counts[group] : list_stride;
+  const int pairs = (used + 127) / 128;
+  const int64_t list_at = static_cast<int64_t>(group) * list_stride;
+  const int64_t row_at = static_cast<int64_t>(group) * rows_per_group;
+  const Problem p{q + row_at * 1152,
+                  cache,
+                  lists + list_at,
+                  members + list_at,
+                  out,
+                  lse,
+                  rows_per_group,
+                  used,
+                  static_cast<int64_t>(split) * total_rows + row_at,
+                  pairs * split / splits,
+                  pairs * (split + 1) / splits,
+                  splits == 1,
+                  scale_log2};
+  const uint32_t queries = smem_address(smem), probabilities = queries + kQueryBytes;
+  const uint32_t ring = probabilities + 2 * kBlockBytes;
+  if (threadIdx.x < kMathThreads) {
+    register_increase<240>();
+    attend(p, shared, queries, probabilities, ring);
+  } else {
+    register_decrease<24>();
+    if (threadIdx.x < kMathThreads + 32) gather(p, shared, ring);
+  }
+}
