@@ -11,7 +11,12 @@ from glm_kernels import _arch, _jit, _wgmma
 
 SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
 PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
-HALF = _wgmma.wgmma_half(64, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
+BF16 = _wgmma.wgmma_half(64, "bf16", False) + _wgmma.wgmma_half(256, "bf16", True)
+HALF = (
+    _wgmma.wgmma_half_registers(64, "f16", False)
+    + _wgmma.wgmma_half_registers(64, "bf16", False)
+    + _wgmma.wgmma_half_registers(64, "f16", True)
+)
 
 
 def scoring_prelude(columns: int) -> str:
@@ -23,8 +28,10 @@ SOURCES = [
     ("paged_mqa_logits", (*SCORING, ("MIN_BLOCKS", 4)), scoring_prelude(192)),
     ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
-    ("sparse_mla", (("PACKED", 1),), HALF),
-    ("sparse_mla", (("PACKED", 0),), HALF.replace("f16.f16", "bf16.bf16")),
+    ("sparse_mla", (), BF16),
+    ("sparse_mla_packed", (("MEMBERS", 0),), HALF),
+    ("sparse_mla_packed", (("MEMBERS", 1),), HALF),
+    ("combine_splits", (("HALF", 1),), ""),
     ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2)), ""),
     ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),
 ]

@@ -1,4 +1,4 @@
-"""Launch of the Hopper sparse MLA kernel and of the combination of its splits."""
+"""Launch of the Hopper sparse MLA kernels and of the combination of their splits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import torch
 from glm_kernels import _arch, _wgmma
 from glm_kernels._jit import Kernel, load_kernel
 from glm_kernels.attention.plan_splits import plan_splits
-from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
+from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM, MLA_ROW_BYTES
 
 # Rows of a tile: heads of one token, or of the tokens that share a list.
 MAX_ROWS = 64
-_SHARED_BYTES = 3 * 64 * 2 * MLA_DIM  # queries, two tiles of keys
+_QUERY_BYTES = 64 * 2 * MLA_DIM
+_SHARED_BYTES = 3 * _QUERY_BYTES  # queries, two tiles of keys
+# Queries, probabilities of two tiles, three tiles of packed rows.
+_PACKED_SHARED_BYTES = _QUERY_BYTES + 2 * 64 * 64 * 2 + 3 * 64 * MLA_ROW_BYTES
 
 
 def accepts(q: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> bool:
@@ -29,13 +32,35 @@ def accepts(q: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> boo
 
 
 @functools.cache
-def _kernel(function: str, packed: bool, device_index: int) -> Kernel:
-    dtype = "f16" if packed else "bf16"
-    prelude = _wgmma.wgmma_half(64, dtype, b_transposed=False)
-    prelude += _wgmma.wgmma_half(256, dtype, b_transposed=True)
-    shared_bytes = _SHARED_BYTES if function == "sparse_mla_kernel" else 0
-    defines = (("PACKED", int(packed)),)
-    return load_kernel("sparse_mla", function, shared_bytes, defines, prelude, device_index)
+def _bf16_kernel(device_index: int) -> Kernel:
+    prelude = _wgmma.wgmma_half(64, "bf16", b_transposed=False)
+    prelude += _wgmma.wgmma_half(256, "bf16", b_transposed=True)
+    return load_kernel(
+        "sparse_mla", "sparse_mla_kernel", _SHARED_BYTES, (), prelude, device_index
+    )
+
+
+@functools.cache
+def _packed_kernel(members: bool, device_index: int) -> Kernel:
+    prelude = _wgmma.wgmma_half_registers(64, "f16", b_transposed=False)
+    prelude += _wgmma.wgmma_half_registers(64, "bf16", b_transposed=False)
+    prelude += _wgmma.wgmma_half_registers(64, "f16", b_transposed=True)
+    return load_kernel(
+        "sparse_mla_packed",
+        "sparse_mla_packed_kernel",
+        _PACKED_SHARED_BYTES,
+        (("MEMBERS", int(members)),),
+        prelude,
+        device_index,
+    )
+
+
+@functools.cache
+def _combine_kernel(half: bool, device_index: int) -> Kernel:
+    defines = (("HALF", int(half)),)
+    return load_kernel(
+        "combine_splits", "combine_splits_kernel", 0, defines, device_index=device_index
+    )
 
 
 def sparse_mla_sm90(
@@ -81,7 +106,8 @@ def sparse_mla_sm90(
         part_type = torch.float16 if packed else torch.bfloat16
         parts = torch.empty(num_splits, rows, KV_LORA_RANK, dtype=part_type, device=device)
         part_lse = torch.empty(num_splits, rows, device=device)
-    _kernel("sparse_mla_kernel", packed, index).launch(
+    kernel = _packed_kernel(members is not None, index) if packed else _bf16_kernel(index)
+    kernel.launch(
         (num_splits, num_lists, 1),
         384,
         [
@@ -92,7 +118,7 @@ def sparse_mla_sm90(
         early=True,
     )
     if num_splits > 1:
-        _kernel("combine_splits_kernel", packed, index).launch(
+        _combine_kernel(packed, index).launch(
             (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits], early=True
         )
     return out, lse

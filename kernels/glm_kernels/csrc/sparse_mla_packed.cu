@@ -148,7 +148,7 @@ struct Problem {
   float* lse;
   int rows, used;
   int64_t first_row;  // of the group, in the part that this split writes
-  int begin, end;     // pairs of tiles
+  int begin, end;     // tiles
   bool whole;         // the only split
   float scale_log2;
 };
@@ -156,7 +156,7 @@ struct Problem {
 // One warp: two rows a lane.
 __device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_t ring) {
   const int lane = threadIdx.x % 32;
-  const int first = 2 * p.begin, tiles = 2 * (p.end - p.begin);
+  const int first = p.begin, tiles = p.end - p.begin;
   auto slot_at = [&](int tile, int row) {
     const int at = (first + tile) * kKeys + row;
     return tile < tiles && at < p.used ? p.list[at] : -1;
@@ -349,7 +349,7 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
                                        uint32_t ring) {
   const int half = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = lane / 4, quad = lane % 4;
-  const int pairs = p.end - p.begin;
+  const int tiles = p.end - p.begin;
   load_queries(p, queries);
   fence_async_proxy();
   math_barrier();
@@ -371,12 +371,12 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
 
   // Stage and parity of the pair's first tile.
   int stage = 0, parity = 0;
-  for (int pair = 0; pair < pairs; ++pair) {
+  for (int pair = 0; 2 * pair < tiles; ++pair) {
     const int tile = 2 * pair + half, now = pair & 1;
     int stages[2] = {stage, stage + 1}, parities[2] = {parity, parity};
     if (stages[1] == kStages) stages[1] = 0, parities[1] ^= 1;
     const int own_stage = half ? stages[1] : stages[0];
-    {
+    if (tile < tiles) {
       float s[32];
       mbarrier_wait(smem_address(&shared.full[own_stage]), half ? parities[1] : parities[0]);
       score(s, ring + own_stage * kStageBytes + key * kRowBytes, queries_low);
@@ -450,6 +450,7 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       const int of = 2 * pair + which, at = which ? stages[1] : stages[0];
+      if (of == tiles) break;
       if (which != half) mbarrier_wait(smem_address(&shared.full[at]), which ? parities[1] : parities[0]);
       mbarrier_wait(smem_address(&shared.probabilities_ready[which]), now);
       const volatile int* changed = shared.changed;
@@ -480,15 +481,13 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
     if (stage >= kStages) stage -= kStages, parity ^= 1;
   }
 
-  const int last = 2 * pairs - 1;
-  if (half == 0) {
+  const int last = tiles - 1, own_last = last - ((last & 1) ^ half);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 old = load_floats(maxima_after(last - 1) + (8 * j + 2 * quad) * 4);
-      const float2 base = load_floats(maxima_after(last) + (8 * j + 2 * quad) * 4);
-      sums[2 * j] *= exp2_fast(old.x - base.x);
-      sums[2 * j + 1] *= exp2_fast(old.y - base.y);
-    }
+  for (int j = 0; j < 8; ++j) {
+    const float2 old = load_floats(maxima_after(own_last) + (8 * j + 2 * quad) * 4);
+    const float2 base = load_floats(maxima_after(last) + (8 * j + 2 * quad) * 4);
+    sums[2 * j] *= exp2_fast(old.x - base.x);
+    sums[2 * j + 1] *= exp2_fast(old.y - base.y);
   }
   fold<8, true>(sums);
   shared.sums[threadIdx.x / 32][2 * lane] = sums[0];
@@ -559,7 +558,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   wait_for_previous_kernel();
   let_next_kernel_start();
   const int used = counts ? counts[group] : list_stride;
-  const int pairs = (used + 127) / 128;
+  const int tiles = (used + kKeys - 1) / kKeys;
   const int64_t list_at = static_cast<int64_t>(group) * list_stride;
   const int64_t row_at = static_cast<int64_t>(group) * rows_per_group;
   const Problem p{q + row_at * 1152,
@@ -571,8 +570,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                   rows_per_group,
                   used,
                   static_cast<int64_t>(split) * total_rows + row_at,
-                  pairs * split / splits,
-                  pairs * (split + 1) / splits,
+                  tiles * split / splits,
+                  tiles * (split + 1) / splits,
                   splits == 1,
                   scale_log2};
   const uint32_t queries = smem_address(smem), probabilities = queries + kQueryBytes;
