@@ -106,17 +106,20 @@ def sparse_mla_sm90(
         part_type = torch.float16 if packed else torch.bfloat16
         parts = torch.empty(num_splits, rows, KV_LORA_RANK, dtype=part_type, device=device)
         part_lse = torch.empty(num_splits, rows, device=device)
-    kernel = _packed_kernel(members is not None, index) if packed else _bf16_kernel(index)
-    kernel.launch(
-        (num_splits, num_lists, 1),
-        384,
-        [
-            *(q, kv_cache, lists, counts, members, parts, part_lse),
-            *(tokens_per_list * num_heads, num_heads, list_length, rows),
-            softmax_scale * math.log2(math.e),
-        ],
-        early=True,
-    )
+    scale_log2 = softmax_scale * math.log2(math.e)
+    tensors = [q, kv_cache, lists, counts, members, parts, part_lse]
+    sizes = [tokens_per_list * num_heads, num_heads, list_length, rows]
+    if packed:
+        _packed_kernel(members is not None, index).launch(
+            (min(num_lists * num_splits, _arch.sm_count(index)), 1, 1),
+            384,
+            [*tensors, *sizes, num_splits, scale_log2],
+            early=True,
+        )
+    else:
+        _bf16_kernel(index).launch(
+            (num_splits, num_lists, 1), 384, [*tensors, *sizes, scale_log2], early=True
+        )
     if num_splits > 1:
         _combine_kernel(packed, index).launch(
             (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits], early=True

@@ -139,72 +139,92 @@ struct Shared {
   uint64_t maxima_ready[2], probabilities_ready[2], probabilities_empty[2];
 };
 
-struct Problem {
-  const uint8_t* q;  // of the group
-  const uint8_t* cache;
-  const int* list;        // of the group
-  const uint8_t* member;  // of the group
+struct Launch {
+  const uint8_t *q, *cache;
+  const int *lists, *counts;
+  const uint8_t* members;
   uint8_t* out;
   float* lse;
-  int rows, used;
-  int64_t first_row;  // of the group, in the part that this split writes
-  int begin, end;     // tiles
-  bool whole;         // the only split
+  int rows, list_stride, total_rows, splits, items;
   float scale_log2;
 };
 
-// One warp: two rows a lane.
-__device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_t ring) {
+// What a block does at a time: a piece of a group's list.
+struct Item {
+  int group, split, used;
+  int begin, end;  // tiles
+};
+
+__device__ __forceinline__ Item item_at(const Launch& p, int index) {
+  const int group = index / p.splits, split = index % p.splits;
+  const int used = p.counts ? p.counts[group] : p.list_stride;
+  const int tiles = (used + kKeys - 1) / kKeys;
+  return {group, split, used, tiles * split / p.splits, tiles * (split + 1) / p.splits};
+}
+
+// One warp: two rows a lane. It runs ahead into the block's next item.
+__device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t ring) {
   const int lane = threadIdx.x % 32;
-  const int first = p.begin, tiles = p.end - p.begin;
-  auto slot_at = [&](int tile, int row) {
-    const int at = (first + tile) * kKeys + row;
-    return tile < tiles && at < p.used ? p.list[at] : -1;
-  };
-  int low = slot_at(0, lane), high = slot_at(0, lane + 32);
   int stage = 0, parity = 1;
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int next_low = slot_at(tile + 1, lane), next_high = slot_at(tile + 1, lane + 32);
-    const uint32_t barrier = smem_address(&shared.full[stage]);
-    const uint32_t low_real = __ballot_sync(0xFFFFFFFF, low >= 0), high_real = __ballot_sync(0xFFFFFFFF, high >= 0);
-    mbarrier_wait(smem_address(&shared.empty[stage]), parity);
+  for (int index = blockIdx.x; index < p.items; index += gridDim.x) {
+    const Item item = item_at(p, index);
+    const int64_t list_at = static_cast<int64_t>(item.group) * p.list_stride;
+    const int* list = p.lists + list_at;
+    auto slot_at = [&](int tile, int row) {
+      const int at = tile * kKeys + row;
+      return tile < item.end && at < item.used ? list[at] : -1;
+    };
+    int low = slot_at(item.begin, lane), high = slot_at(item.begin, lane + 32);
+    for (int tile = item.begin; tile < item.end; ++tile) {
+      const int next_low = slot_at(tile + 1, lane), next_high = slot_at(tile + 1, lane + 32);
+      const uint32_t barrier = smem_address(&shared.full[stage]);
+      const uint32_t low_real = __ballot_sync(0xFFFFFFFF, low >= 0);
+      const uint32_t high_real = __ballot_sync(0xFFFFFFFF, high >= 0);
+      mbarrier_wait(smem_address(&shared.empty[stage]), parity);
 #if MEMBERS
-    const int at = (first + tile) * kKeys + lane;
-    shared.flags[stage][lane] = low >= 0 ? p.member[at] : 0;
-    shared.flags[stage][lane + 32] = high >= 0 ? p.member[at + 32] : 0;
-    __syncwarp();
+      const uint8_t* member = p.members + list_at + tile * kKeys + lane;
+      shared.flags[stage][lane] = low >= 0 ? member[0] : 0;
+      shared.flags[stage][lane + 32] = high >= 0 ? member[32] : 0;
+      __syncwarp();
 #endif
-    if (lane == 0) {
-      shared.present[stage] = static_cast<uint64_t>(high_real) << 32 | low_real;
-      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "n"(kStageBytes)
-                   : "memory");
-    }
-    __syncwarp();
+      if (lane == 0) {
+        shared.present[stage] = static_cast<uint64_t>(high_real) << 32 | low_real;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "n"(kStageBytes)
+                     : "memory");
+      }
+      __syncwarp();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int slot = i ? high : low;
-      const uint8_t* row = slot < 0 ? reinterpret_cast<const uint8_t*>(kNoRow)
-                                    : p.cache + static_cast<int64_t>(slot) * kRowBytes;
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
-              ring + stage * kStageBytes + (lane + 32 * i) * kRowBytes),
-          "l"(row), "n"(kRowBytes), "r"(barrier)
-          : "memory");
+      for (int i = 0; i < 2; ++i) {
+        const int slot = i ? high : low;
+        const uint8_t* row = slot < 0 ? reinterpret_cast<const uint8_t*>(kNoRow)
+                                      : p.cache + static_cast<int64_t>(slot) * kRowBytes;
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                ring + stage * kStageBytes + (lane + 32 * i) * kRowBytes),
+            "l"(row), "n"(kRowBytes), "r"(barrier)
+            : "memory");
+      }
+      low = next_low;
+      high = next_high;
+      if (++stage == kStages) stage = 0, parity ^= 1;
     }
-    low = next_low;
-    high = next_high;
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    const int next = index + gridDim.x;
+    if (lane == 0 && next < p.items)
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(
+                       p.q + static_cast<int64_t>(next / p.splits) * p.rows * 1152),
+                   "r"(p.rows * 1152)
+                   : "memory");
   }
 }
 
 // Queries as the B operand of the scores. A lane of quad q meets the 128 columns of a scale by two pieces c of 16
 // bytes at 32 q + 16 c, four codes a step of the product, so those columns are its k indices
 // 2 q, 2 q + 1, 2 q + 8, 2 q + 9. Rotary columns, two bytes each: 16 q + 8 c and two steps a piece.
-__device__ __forceinline__ void load_queries(const Problem& p, uint32_t queries) {
+__device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_t queries) {
   const int quad = threadIdx.x % 4, low_row = threadIdx.x / 4 % 8, warp = threadIdx.x / 32;
   const int row = warp * 8 + low_row;
-  const bool real = row < p.rows;
-  const uint8_t* source = p.q + row * 1152;
+  const bool real = row < rows;
+  const uint8_t* source = q + row * 1152;
   const uint32_t target = queries + row * 128 + quad * 4;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {  // i: group of 128 columns, piece, half of the piece
@@ -345,12 +365,21 @@ __device__ __forceinline__ void add_values(float (&o)[4][32], uint32_t columns, 
   }
 }
 
-__device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_t queries, uint32_t probabilities,
-                                       uint32_t ring) {
+// Where a computing warpgroup stands in the ring and in the phases of its barriers.
+struct Position {
+  int stage, parity, phase;
+};
+
+__device__ __forceinline__ void attend(const Launch& p, const Item& item, Position& position, Shared& shared,
+                                       uint32_t queries, uint32_t probabilities, uint32_t ring) {
   const int half = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = lane / 4, quad = lane % 4;
-  const int tiles = p.end - p.begin;
-  load_queries(p, queries);
+  const int tiles = item.end - item.begin;
+  const int64_t row_at = static_cast<int64_t>(item.group) * p.rows;
+  const int64_t first_row = static_cast<int64_t>(item.split) * p.total_rows + row_at;
+  shared.maxima[threadIdx.x / 64][threadIdx.x % 64] = kMagic - kLimit;
+  if (threadIdx.x < 4) shared.changed[threadIdx.x] = -1;
+  load_queries(p.q + row_at * 1152, p.rows, queries);
   fence_async_proxy();
   math_barrier();
   const uint32_t queries_low = descriptor_low(queries);
@@ -369,11 +398,9 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
 #pragma unroll
   for (int i = 0; i < 16; ++i) sums[i] = 0.0f;
 
-  // Stage and parity of the pair's first tile.
-  int stage = 0, parity = 0;
   for (int pair = 0; 2 * pair < tiles; ++pair) {
-    const int tile = 2 * pair + half, now = pair & 1;
-    int stages[2] = {stage, stage + 1}, parities[2] = {parity, parity};
+    const int tile = 2 * pair + half, now = position.phase;
+    int stages[2] = {position.stage, position.stage + 1}, parities[2] = {position.parity, position.parity};
     if (stages[1] == kStages) stages[1] = 0, parities[1] ^= 1;
     const int own_stage = half ? stages[1] : stages[0];
     if (tile < tiles) {
@@ -430,7 +457,7 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
           sums[2 * j + 1] *= exp2_fast(old.y - base.y);
         }
       }
-      if (pair > 0) mbarrier_wait(smem_address(&shared.probabilities_empty[half]), now ^ 1);
+      mbarrier_wait(smem_address(&shared.probabilities_empty[half]), now ^ 1);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         float2 base = load_floats(maxima_after(tile) + (8 * j + 2 * quad) * 4);
@@ -445,12 +472,18 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
         store_word(at + 8 * 128, pack_half(c, d));
       }
       fence_async_proxy();
-      warp_arrive(smem_address(&shared.probabilities_ready[half]));
+    } else {
+      // The phases go on without the tile.
+      warp_arrive(smem_address(&shared.maxima_ready[half]));
     }
+    warp_arrive(smem_address(&shared.probabilities_ready[half]));
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       const int of = 2 * pair + which, at = which ? stages[1] : stages[0];
-      if (of == tiles) break;
+      if (of == tiles) {
+        warp_arrive(smem_address(&shared.probabilities_empty[which]));
+        break;
+      }
       if (which != half) mbarrier_wait(smem_address(&shared.full[at]), which ? parities[1] : parities[0]);
       mbarrier_wait(smem_address(&shared.probabilities_ready[which]), now);
       const volatile int* changed = shared.changed;
@@ -477,8 +510,9 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
       for (int b = 0; b < 4; ++b) pin(o[b]);
       warp_arrive(smem_address(&shared.probabilities_empty[which]));
     }
-    stage += 2;
-    if (stage >= kStages) stage -= kStages, parity ^= 1;
+    position.phase ^= 1;
+    position.stage += min(2, tiles - 2 * pair);
+    if (position.stage >= kStages) position.stage -= kStages, position.parity ^= 1;
   }
 
   const int last = tiles - 1, own_last = last - ((last & 1) ^ half);
@@ -500,11 +534,11 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
     for (int i = 0; i < 8; ++i) total += shared.sums[i][row];
     shared.inverse[row] = total > 0.0f ? 1.0f / total : 0.0f;
     if (row < p.rows)
-      p.lse[p.first_row + row] =
+      p.lse[first_row + row] =
           total > 0.0f ? (shared.maxima[last & 3][row] - kMagic - kShift + log2f(total)) * kLn2 : -infinity();
   }
   math_barrier();
-  uint8_t* target = p.out + p.first_row * 1024 + (256 * half + 64 * warp + 8 * group) * 2;
+  uint8_t* target = p.out + first_row * 1024 + (256 * half + 64 * warp + 8 * group) * 2;
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const int at = i / 2 * 4 + i % 2, row = 8 * (i / 2) + 2 * quad + i % 2;
@@ -513,14 +547,14 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint32_
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       const float x = o[b][at] * inverse, y = o[b][at + 2] * inverse;
-      words[b] = p.whole ? pack_bf16(x, y) : pack_half(x, y);
+      words[b] = p.splits == 1 ? pack_bf16(x, y) : pack_half(x, y);
     }
     if (row < p.rows)
       *reinterpret_cast<uint4*>(target + row * 1024) = {words[0], words[1], words[2], words[3]};
   }
 }
 
-// grid (splits, groups). Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
+// A block takes every gridDim.x-th of groups * splits items. Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
 // lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members one byte an entry
 // whose bit i says that token i of the group selected it.
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -528,10 +562,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                              const int* __restrict__ lists, const int* __restrict__ counts,
                              const uint8_t* __restrict__ members, uint8_t* __restrict__ out,
                              float* __restrict__ lse, int rows_per_group, int num_heads, int list_stride,
-                             int total_rows, float scale_log2) {
+                             int total_rows, int splits, float scale_log2) {
   extern __shared__ __align__(1024) uint8_t smem[];  // queries, probabilities of two tiles, ring
   __shared__ __align__(16) Shared shared;
-  const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(smem_address(&shared.full[i]), 1);
@@ -544,8 +577,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
     asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
   }
-  if (threadIdx.x < 256) shared.maxima[threadIdx.x / 64][threadIdx.x % 64] = kMagic - kLimit;
-  if (threadIdx.x < 4) shared.changed[threadIdx.x] = -1;
 #if MEMBERS
   if (threadIdx.x < 32) {
     const int quad = threadIdx.x / 8, token = threadIdx.x % 8;
@@ -557,28 +588,16 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   __syncthreads();
   wait_for_previous_kernel();
   let_next_kernel_start();
-  const int used = counts ? counts[group] : list_stride;
-  const int tiles = (used + kKeys - 1) / kKeys;
-  const int64_t list_at = static_cast<int64_t>(group) * list_stride;
-  const int64_t row_at = static_cast<int64_t>(group) * rows_per_group;
-  const Problem p{q + row_at * 1152,
-                  cache,
-                  lists + list_at,
-                  members + list_at,
-                  out,
-                  lse,
-                  rows_per_group,
-                  used,
-                  static_cast<int64_t>(split) * total_rows + row_at,
-                  tiles * split / splits,
-                  tiles * (split + 1) / splits,
-                  splits == 1,
-                  scale_log2};
+  const int items = total_rows / rows_per_group * splits;
+  const Launch p{q,   cache, lists,          counts,      members,    out,
+                 lse, rows_per_group, list_stride, total_rows, splits, items, scale_log2};
   const uint32_t queries = smem_address(smem), probabilities = queries + kQueryBytes;
   const uint32_t ring = probabilities + 2 * kBlockBytes;
   if (threadIdx.x < kMathThreads) {
     register_increase<240>();
-    attend(p, shared, queries, probabilities, ring);
+    Position position{0, 0, 0};
+    for (int index = blockIdx.x; index < items; index += gridDim.x)
+      attend(p, item_at(p, index), position, shared, queries, probabilities, ring);
   } else {
     register_decrease<24>();
     if (threadIdx.x < kMathThreads + 32) gather(p, shared, ring);
