@@ -41,15 +41,18 @@ def _bf16_kernel(device_index: int) -> Kernel:
 
 
 @functools.cache
-def _packed_kernel(members: bool, device_index: int) -> Kernel:
-    prelude = _wgmma.wgmma_half_registers(64, "f16", b_transposed=False)
-    prelude += _wgmma.wgmma_half_registers(64, "bf16", b_transposed=False)
-    prelude += _wgmma.wgmma_half_registers(64, "f16", b_transposed=True)
+def _packed_kernel(rows: int, members: bool, device_index: int) -> Kernel:
+    prelude = _wgmma.wgmma_half_registers(rows, "f16", b_transposed=False)
+    prelude += _wgmma.wgmma_half_registers(rows, "bf16", b_transposed=False)
+    prelude += _wgmma.wgmma_half_registers(rows, "f16", b_transposed=True)
+    prelude += f"#define WGMMA_SCORES wgmma_rs_f16_n{rows}\n"
+    prelude += f"#define WGMMA_ROTARY wgmma_rs_bf16_n{rows}\n"
+    prelude += f"#define WGMMA_VALUES wgmma_rs_f16_n{rows}_t\n"
     return load_kernel(
         "sparse_mla_packed",
         "sparse_mla_packed_kernel",
         _PACKED_SHARED_BYTES,
-        (("MEMBERS", int(members)),),
+        (("ROWS", rows), ("MEMBERS", int(members))),
         prelude,
         device_index,
     )
@@ -110,7 +113,7 @@ def sparse_mla_sm90(
     tensors = [q, kv_cache, lists, counts, members, parts, part_lse]
     sizes = [tokens_per_list * num_heads, num_heads, list_length, rows]
     if packed:
-        _packed_kernel(members is not None, index).launch(
+        _packed_kernel(-(-tokens_per_list * num_heads // 16) * 16, members is not None, index).launch(
             (min(num_lists * num_splits, _arch.sm_count(index)), 1, 1),
             384,
             [*tensors, *sizes, num_splits, scale_log2],

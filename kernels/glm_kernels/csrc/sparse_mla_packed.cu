@@ -9,11 +9,13 @@
 //
 // Queries lie in the order in which a lane meets a row's bytes (see load_queries).
 //
-// Defines: MEMBERS (each entry of a list says which tokens of the group selected it).
+// Defines: ROWS (query rows of a group, rounded up to a multiple of 8, at most 64), MEMBERS (each entry of a list says
+// which tokens of the group selected it), WGMMA_SCORES, WGMMA_ROTARY, WGMMA_VALUES (products of ROWS query rows).
 
 constexpr int kRowBytes = 656;
 constexpr int kScalesAt = 512, kRopeAt = 528;
 constexpr int kKeys = 64;                   // of a tile
+constexpr int kEights = ROWS / 8;
 constexpr int kStages = 3;
 constexpr int kStageBytes = kKeys * kRowBytes;
 constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
@@ -248,8 +250,8 @@ __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_
   }
 }
 
-// S^T[64 keys, 64 query rows] of a tile. rows: the lane's key of the tile; the other is 8 further.
-__device__ __forceinline__ void score(float (&s)[32], uint32_t rows, uint32_t queries_low) {
+// S^T[64 keys, ROWS query rows] of a tile. rows: the lane's key of the tile; the other is 8 further.
+__device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint32_t queries_low) {
   const int quad = threadIdx.x % 4;
   const uint32_t low = rows + quad * 32, high = low + 8 * kRowBytes;
   uint32_t a[2][8];  // of two steps
@@ -302,9 +304,9 @@ __device__ __forceinline__ void score(float (&s)[32], uint32_t rows, uint32_t qu
         const int k = 2 * group + i;
         const uint32_t query = queries_low + (((k / 4) * kBlockBytes + (k % 4) * 32) >> 4);
         if (rotary)
-          wgmma_rs_bf16_n64(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, 1);
+          WGMMA_ROTARY(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, 1);
         else
-          wgmma_rs_f16_n64(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, k != 0);
+          WGMMA_SCORES(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, k != 0);
       }
       wgmma_commit();
     }
@@ -325,9 +327,9 @@ __device__ __forceinline__ uint32_t rows_of_tokens(uint4 rows_of, uint32_t flags
 }
 #endif
 
-// O^T[256 columns, 64 query rows] += V^T P^T. columns: the lane's first of eight columns of the tile's key 2 quad;
+// O^T[256 columns, ROWS query rows] += V^T P^T. columns: the lane's first of eight columns of the tile's key 2 quad;
 // scales: of those columns for that key. Block b of 64 rows holds columns 2 b and 2 b + 1 of each lane's eight.
-__device__ __forceinline__ void add_values(float (&o)[4][32], uint32_t columns, uint32_t scales,
+__device__ __forceinline__ void add_values(float (&o)[4][ROWS / 2], uint32_t columns, uint32_t scales,
                                            uint32_t probabilities_low) {
   uint32_t a[2][16];
   uint2 v[4];
@@ -360,7 +362,7 @@ __device__ __forceinline__ void add_values(float (&o)[4][32], uint32_t columns, 
     wgmma_fence();
 #pragma unroll
     for (int b = 0; b < 4; ++b)
-      wgmma_rs_f16_n64_t(o[b], f[4 * b], f[4 * b + 1], f[4 * b + 2], f[4 * b + 3], probabilities_low + step * 128, 1);
+      WGMMA_VALUES(o[b], f[4 * b], f[4 * b + 1], f[4 * b + 2], f[4 * b + 3], probabilities_low + step * 128, 1);
     wgmma_commit();
   }
 }
@@ -391,9 +393,9 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
   const uint32_t scale = 2 * quad * kRowBytes + kScalesAt + (2 * half + warp / 2) * 4;
   auto maxima_after = [&](int tile) { return maxima + (tile & 3) * 256; };
 
-  float o[4][32];
+  float o[4][ROWS / 2];
 #pragma unroll
-  for (int i = 0; i < 128; ++i) o[i / 32][i % 32] = 0.0f;
+  for (int i = 0; i < 2 * ROWS; ++i) o[i / (ROWS / 2)][i % (ROWS / 2)] = 0.0f;
   float sums[16];  // of query rows 8 j + 2 quad + {0, 1}, relative to the maxima after the own tile
 #pragma unroll
   for (int i = 0; i < 16; ++i) sums[i] = 0.0f;
@@ -404,17 +406,17 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
     if (stages[1] == kStages) stages[1] = 0, parities[1] ^= 1;
     const int own_stage = half ? stages[1] : stages[0];
     if (tile < tiles) {
-      float s[32];
+      float s[ROWS / 2];
       mbarrier_wait(smem_address(&shared.full[own_stage]), half ? parities[1] : parities[0]);
       score(s, ring + own_stage * kStageBytes + key * kRowBytes, queries_low);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) s[i] *= p.scale_log2;
+      for (int i = 0; i < ROWS / 2; ++i) s[i] *= p.scale_log2;
 #if MEMBERS
       const uint4 rows_of = load_four(smem_address(&shared.rows_of[quad][0]));
       const uint32_t low_rows = rows_of_tokens(rows_of, shared.flags[own_stage][key]);
       const uint32_t high_rows = rows_of_tokens(rows_of, shared.flags[own_stage][key + 8]);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < ROWS / 4; ++i) {
         float &low = s[i / 2 * 4 + i % 2], &high = s[i / 2 * 4 + 2 + i % 2];
         low = low_rows >> i & 1 ? low : -infinity();
         high = high_rows >> i & 1 ? high : -infinity();
@@ -424,7 +426,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       if (present != ~0ull) {
         const bool low_real = present >> key & 1, high_real = present >> (key + 8) & 1;
 #pragma unroll
-        for (int i = 0; i < 32; i += 4) {
+        for (int i = 0; i < ROWS / 2; i += 4) {
           s[i] = low_real ? s[i] : -infinity();
           s[i + 1] = low_real ? s[i + 1] : -infinity();
           s[i + 2] = high_real ? s[i + 2] : -infinity();
@@ -435,7 +437,8 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       // The warp's maxima; lane i ends with query rows 2 i and 2 i + 1.
       float most[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) most[i] = fmaxf(s[i / 2 * 4 + i % 2], s[i / 2 * 4 + 2 + i % 2]);
+      for (int i = 0; i < 16; ++i)
+        most[i] = i < ROWS / 4 ? fmaxf(s[i / 2 * 4 + i % 2], s[i / 2 * 4 + 2 + i % 2]) : -infinity();
       fold<8, false>(most);
       // One tile's maxima after the other's. What is left in the ring's place is older and so never larger.
       if (tile > 0) mbarrier_wait(smem_address(&shared.maxima_ready[1 - half]), half ? now : now ^ 1);
@@ -450,7 +453,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       const volatile int* changed = shared.changed;
       if (changed[tile & 3] == tile || (tile > 0 && changed[tile - 1 & 3] == tile - 1)) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < kEights; ++j) {
           const float2 old = load_floats(maxima_after(tile - 2) + (8 * j + 2 * quad) * 4);
           const float2 base = load_floats(maxima_after(tile) + (8 * j + 2 * quad) * 4);
           sums[2 * j] *= exp2_fast(old.x - base.x);
@@ -459,7 +462,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       }
       mbarrier_wait(smem_address(&shared.probabilities_empty[half]), now ^ 1);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < kEights; ++j) {
         float2 base = load_floats(maxima_after(tile) + (8 * j + 2 * quad) * 4);
         base.x -= kMagic + kShift;
         base.y -= kMagic + kShift;
@@ -489,7 +492,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       const volatile int* changed = shared.changed;
       if (changed[of & 3] == of) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < kEights; ++j) {
           const float2 old = load_floats(maxima_after(of - 1) + (8 * j + 2 * quad) * 4);
           const float2 base = load_floats(maxima_after(of) + (8 * j + 2 * quad) * 4);
           const float even = exp2_fast(old.x - base.x), odd = exp2_fast(old.y - base.y);
@@ -517,7 +520,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
 
   const int last = tiles - 1, own_last = last - ((last & 1) ^ half);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < kEights; ++j) {
     const float2 old = load_floats(maxima_after(own_last) + (8 * j + 2 * quad) * 4);
     const float2 base = load_floats(maxima_after(last) + (8 * j + 2 * quad) * 4);
     sums[2 * j] *= exp2_fast(old.x - base.x);
@@ -540,7 +543,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
   math_barrier();
   uint8_t* target = p.out + first_row * 1024 + (256 * half + 64 * warp + 8 * group) * 2;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < ROWS / 4; ++i) {
     const int at = i / 2 * 4 + i % 2, row = 8 * (i / 2) + 2 * quad + i % 2;
     const float inverse = shared.inverse[row];
     uint32_t words[4];
