@@ -41,21 +41,25 @@ def _bf16_kernel(device_index: int) -> Kernel:
 
 
 @functools.cache
-def _packed_kernel(rows: int, members: bool, device_index: int) -> Kernel:
+def _packed_kernel(rows: int, members: bool, cluster: int, device_index: int) -> Kernel:
     prelude = _wgmma.wgmma_half_registers(rows, "f16", b_transposed=False)
     prelude += _wgmma.wgmma_half_registers(rows, "bf16", b_transposed=False)
     prelude += _wgmma.wgmma_half_registers(rows, "f16", b_transposed=True)
     prelude += f"#define WGMMA_SCORES wgmma_rs_f16_n{rows}\n"
     prelude += f"#define WGMMA_ROTARY wgmma_rs_bf16_n{rows}\n"
     prelude += f"#define WGMMA_VALUES wgmma_rs_f16_n{rows}_t\n"
-    return load_kernel(
+    kernel = load_kernel(
         "sparse_mla_packed",
         "sparse_mla_packed_kernel",
         _PACKED_SHARED_BYTES,
-        (("ROWS", rows), ("MEMBERS", int(members))),
+        (("ROWS", rows), ("MEMBERS", int(members)), ("CLUSTER", cluster)),
         prelude,
         device_index,
     )
+    if cluster > 8:
+        from glm_kernels._jit import _check_driver, _driver
+        _check_driver("cuFuncSetAttribute", _driver().cuFuncSetAttribute(kernel.handle, 14, 1))
+    return kernel
 
 
 @functools.cache
@@ -76,6 +80,7 @@ def sparse_mla_sm90(
     tokens_per_list: int = 1,
     expected_length: int | None = None,
     num_splits: int | None = None,
+    cluster: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend from each token to its list, or to its members of a shared list.
 
@@ -113,12 +118,16 @@ def sparse_mla_sm90(
     tensors = [q, kv_cache, lists, counts, members, parts, part_lse]
     sizes = [tokens_per_list * num_heads, num_heads, list_length, rows]
     if packed:
-        _packed_kernel(-(-tokens_per_list * num_heads // 16) * 16, members is not None, index).launch(
+        padded = -(-tokens_per_list * num_heads // 16) * 16
+        cluster = num_splits if cluster and num_splits in (2, 4, 8, 16) and num_lists * num_splits <= _arch.sm_count(index) else 1
+        _packed_kernel(padded, members is not None, cluster, index).launch(
             (min(num_lists * num_splits, _arch.sm_count(index)), 1, 1),
             384,
-            [*tensors, *sizes, num_splits, scale_log2],
+            [*tensors, *sizes, num_splits, out, lse, scale_log2],
             early=True,
         )
+        if cluster > 1:
+            return out, lse
     else:
         _bf16_kernel(index).launch(
             (num_splits, num_lists, 1), 384, [*tensors, *sizes, scale_log2], early=True

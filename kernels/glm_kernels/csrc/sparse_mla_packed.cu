@@ -10,7 +10,7 @@
 // Queries lie in the order in which a lane meets a row's bytes (see load_queries).
 //
 // Defines: ROWS (query rows of a group, rounded up to a multiple of 8, at most 64), MEMBERS (each entry of a list says
-// which tokens of the group selected it), WGMMA_SCORES, WGMMA_ROTARY, WGMMA_VALUES (products of ROWS query rows).
+// which tokens of the group selected it), CLUSTER (blocks that join the parts of a group: the splits, or 1), WGMMA_SCORES, WGMMA_ROTARY, WGMMA_VALUES (products of ROWS query rows).
 
 constexpr int kRowBytes = 656;
 constexpr int kScalesAt = 512, kRopeAt = 528;
@@ -557,15 +557,75 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
   }
 }
 
+#if CLUSTER > 1
+__device__ __forceinline__ uint4 load_fresh(const uint8_t* pointer) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ float load_fresh(const float* pointer) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];\n" : "=f"(v) : "l"(pointer) : "memory");
+  return v;
+}
+
+// Joins the parts that the blocks of the cluster have written, by their log-sum-exp; four query rows at a time.
+__device__ __forceinline__ void join(const Launch& p, uint8_t* out, float* lse) {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+  const int64_t first = static_cast<int64_t>(blockIdx.x / CLUSTER) * p.rows;
+  const int column = threadIdx.x % 64 * 8;
+  for (int i = blockIdx.x % CLUSTER * 4 + threadIdx.x / 64; i < p.rows; i += CLUSTER * 4) {
+    const int64_t row = first + i;
+    uint4 v[CLUSTER];
+    float weight[CLUSTER], largest = -infinity(), total = 0.0f, sum[8];
+#pragma unroll
+    for (int part = 0; part < CLUSTER; ++part) {
+      const int64_t at = static_cast<int64_t>(part) * p.total_rows + row;
+      weight[part] = load_fresh(p.lse + at);
+      v[part] = load_fresh(p.out + at * 1024 + column * 2);
+    }
+#pragma unroll
+    for (int part = 0; part < CLUSTER; ++part) largest = fmaxf(largest, weight[part]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sum[j] = 0.0f;
+#pragma unroll
+    for (int part = 0; part < CLUSTER; ++part) {
+      const float share = weight[part] > -infinity() ? exp2_fast((weight[part] - largest) / kLn2) : 0.0f;
+      total += share;
+      const uint32_t words[4] = {v[part].x, v[part].y, v[part].z, v[part].w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        float value;
+        asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(static_cast<uint16_t>(words[j / 2] >> (16 * (j % 2)))));
+        sum[j] = fmaf(share, value, sum[j]);
+      }
+    }
+    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
+    *reinterpret_cast<uint4*>(out + row * 1024 + column * 2) = {
+        pack_bf16(sum[0] * inverse, sum[1] * inverse), pack_bf16(sum[2] * inverse, sum[3] * inverse),
+        pack_bf16(sum[4] * inverse, sum[5] * inverse), pack_bf16(sum[6] * inverse, sum[7] * inverse)};
+    if (column == 0) lse[row] = total > 0.0f ? largest + log2f(total) * kLn2 : -infinity();
+  }
+}
+#endif
+
 // A block takes every gridDim.x-th of groups * splits items. Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
 // lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members one byte an entry
 // whose bit i says that token i of the group selected it.
+#if CLUSTER > 1
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
+#else
 extern "C" __global__ void __launch_bounds__(384, 1)
+#endif
     sparse_mla_packed_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                              const int* __restrict__ lists, const int* __restrict__ counts,
                              const uint8_t* __restrict__ members, uint8_t* __restrict__ out,
                              float* __restrict__ lse, int rows_per_group, int num_heads, int list_stride,
-                             int total_rows, int splits, float scale_log2) {
+                             int total_rows, int splits, uint8_t* __restrict__ joined_out,
+                             float* __restrict__ joined_lse, float scale_log2) {
   extern __shared__ __align__(1024) uint8_t smem[];  // queries, probabilities of two tiles, ring
   __shared__ __align__(16) Shared shared;
   if (threadIdx.x == 0) {
@@ -601,6 +661,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     Position position{0, 0, 0};
     for (int index = blockIdx.x; index < items; index += gridDim.x)
       attend(p, item_at(p, index), position, shared, queries, probabilities, ring);
+#if CLUSTER > 1
+    join(p, joined_out, joined_lse);
+#endif
   } else {
     register_decrease<24>();
     if (threadIdx.x < kMathThreads + 32) gather(p, shared, ring);
