@@ -27,6 +27,12 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kMagic = 12582912.0f;
 constexpr float kLimit = 4.0e6f;
 
+#ifndef NOWAIT
+#define NOWAIT 1
+#endif
+#ifndef FINE
+#define FINE 1
+#endif
 __device__ const uint4 kNoRow[kRowBytes / 16] = {};  // what an absent slot is gathered from
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
@@ -137,7 +143,7 @@ struct Shared {
   uint8_t flags[kStages][kKeys];  // bit i: token i of the group selected the row
   __align__(16) uint16_t rows_of[4][8];         // of a quad and a token: bit i for the lanes' i-th query row
 #endif
-  uint64_t full[kStages], empty[kStages];
+  uint64_t full[kStages], empty[kStages][4];  // 16 rows of a tile are refilled as soon as their values are taken
   uint64_t maxima_ready[2], probabilities_ready[2], probabilities_empty[2];
 };
 
@@ -182,7 +188,11 @@ __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t
       const uint32_t barrier = smem_address(&shared.full[stage]);
       const uint32_t low_real = __ballot_sync(0xFFFFFFFF, low >= 0);
       const uint32_t high_real = __ballot_sync(0xFFFFFFFF, high >= 0);
-      mbarrier_wait(smem_address(&shared.empty[stage]), parity);
+#if FINE
+      mbarrier_wait(smem_address(&shared.empty[stage][0]), parity);
+#else
+      mbarrier_wait(smem_address(&shared.empty[stage][3]), parity);
+#endif
 #if MEMBERS
       const uint8_t* member = p.members + list_at + tile * kKeys + lane;
       shared.flags[stage][lane] = low >= 0 ? member[0] : 0;
@@ -198,6 +208,11 @@ __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int slot = i ? high : low;
+#if FINE
+        // A lane's rows are in different quarters; half of the warp waits longer.
+        if (i) mbarrier_wait(smem_address(&shared.empty[stage][2]), parity);
+        if (lane >= 16) mbarrier_wait(smem_address(&shared.empty[stage][2 * i + 1]), parity);
+#endif
         const uint8_t* row = slot < 0 ? reinterpret_cast<const uint8_t*>(kNoRow)
                                       : p.cache + static_cast<int64_t>(slot) * kRowBytes;
         asm volatile(
@@ -330,7 +345,7 @@ __device__ __forceinline__ uint32_t rows_of_tokens(uint4 rows_of, uint32_t flags
 // O^T[256 columns, ROWS query rows] += V^T P^T. columns: the lane's first of eight columns of the tile's key 2 quad;
 // scales: of those columns for that key. Block b of 64 rows holds columns 2 b and 2 b + 1 of each lane's eight.
 __device__ __forceinline__ void add_values(float (&o)[4][ROWS / 2], uint32_t columns, uint32_t scales,
-                                           uint32_t probabilities_low) {
+                                           uint32_t probabilities_low, uint32_t empty) {
   uint32_t a[2][16];
   uint2 v[4];
   float scale[4];
@@ -346,7 +361,7 @@ __device__ __forceinline__ void add_values(float (&o)[4][ROWS / 2], uint32_t col
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     uint32_t(&f)[16] = a[step % 2];
-    if (step >= 2) wgmma_wait<1>();
+    if (NOWAIT || step >= 2) wgmma_wait<1>();
     const uint32_t near = pack_half(scale[0], scale[1]), far = pack_half(scale[2], scale[3]);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
@@ -358,6 +373,7 @@ __device__ __forceinline__ void add_values(float (&o)[4][ROWS / 2], uint32_t col
       f[4 * b + 2] = low_codes(m, far);
       f[4 * b + 3] = high_codes(m, far);
     }
+    if (FINE || step == 3) warp_arrive(empty + 8 * step);
     if (step < 3) load(step + 1);
     wgmma_fence();
 #pragma unroll
@@ -483,14 +499,23 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       const int of = 2 * pair + which, at = which ? stages[1] : stages[0];
+#if NOWAIT
+      if (of == tiles) break;
+#else
       if (of == tiles) {
         warp_arrive(smem_address(&shared.probabilities_empty[which]));
         break;
       }
+#endif
       if (which != half) mbarrier_wait(smem_address(&shared.full[at]), which ? parities[1] : parities[0]);
       mbarrier_wait(smem_address(&shared.probabilities_ready[which]), now);
       const volatile int* changed = shared.changed;
       if (changed[of & 3] == of) {
+#if NOWAIT
+        wgmma_wait<0>();
+#pragma unroll
+        for (int b = 0; b < 4; ++b) pin(o[b]);
+#endif
 #pragma unroll
         for (int j = 0; j < kEights; ++j) {
           const float2 old = load_floats(maxima_after(of - 1) + (8 * j + 2 * quad) * 4);
@@ -506,13 +531,22 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
         }
       }
       const uint32_t rows = ring + at * kStageBytes;
-      add_values(o, rows + column, rows + scale, probabilities_low + which * (kBlockBytes >> 4));
-      warp_arrive(smem_address(&shared.empty[at]));
+      add_values(o, rows + column, rows + scale, probabilities_low + which * (kBlockBytes >> 4),
+                 smem_address(&shared.empty[at][0]));
+#if !NOWAIT
       wgmma_wait<0>();
 #pragma unroll
       for (int b = 0; b < 4; ++b) pin(o[b]);
       warp_arrive(smem_address(&shared.probabilities_empty[which]));
+#endif
     }
+#if NOWAIT
+    wgmma_wait<0>();
+#pragma unroll
+    for (int b = 0; b < 4; ++b) pin(o[b]);
+    warp_arrive(smem_address(&shared.probabilities_empty[0]));
+    warp_arrive(smem_address(&shared.probabilities_empty[1]));
+#endif
     position.phase ^= 1;
     position.stage += min(2, tiles - 2 * pair);
     if (position.stage >= kStages) position.stage -= kStages, position.parity ^= 1;
@@ -631,7 +665,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(smem_address(&shared.full[i]), 1);
-      mbarrier_init(smem_address(&shared.empty[i]), 8);
+      for (int quarter = 0; quarter < 4; ++quarter) mbarrier_init(smem_address(&shared.empty[i][quarter]), 8);
     }
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(smem_address(&shared.maxima_ready[i]), 4);
