@@ -8,15 +8,16 @@
 
 import pytest
 from glm_kernels import _arch, _jit, _wgmma
+from glm_kernels.attention.sparse_mla_sm90 import packed_prelude
 
 SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
 PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
 BF16 = _wgmma.wgmma_half(64, "bf16", False) + _wgmma.wgmma_half(256, "bf16", True)
-HALF = (
-    _wgmma.wgmma_half_registers(64, "f16", False)
-    + _wgmma.wgmma_half_registers(64, "bf16", False)
-    + _wgmma.wgmma_half_registers(64, "f16", True)
-)
+
+
+def packed_source(rows: int, members: int, cluster: int) -> tuple[str, tuple[tuple[str, int], ...], str]:
+    defines = (("ROWS", rows), ("MEMBERS", members), ("CLUSTER", cluster))
+    return "sparse_mla_packed", defines, packed_prelude(rows)
 
 
 def scoring_prelude(columns: int) -> str:
@@ -29,8 +30,9 @@ SOURCES = [
     ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
     ("sparse_mla", (), BF16),
-    ("sparse_mla_packed", (("MEMBERS", 0),), HALF),
-    ("sparse_mla_packed", (("MEMBERS", 1),), HALF),
+    packed_source(64, 0, 1),
+    packed_source(48, 1, 1),
+    packed_source(64, 0, 16),
     ("combine_splits", (("HALF", 1),), ""),
     ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2)), ""),
     ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),

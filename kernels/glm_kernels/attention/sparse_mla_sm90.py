@@ -40,20 +40,27 @@ def _bf16_kernel(device_index: int) -> Kernel:
     )
 
 
+def packed_prelude(rows: int) -> str:
+    """Products that the packed kernel uses, for so many query rows."""
+    return "".join(
+        _wgmma.wgmma_half_registers(rows, dtype, transposed)
+        + f"#define {name} wgmma_rs_{dtype}_n{rows}{'_t' if transposed else ''}\n"
+        for name, dtype, transposed in (
+            ("WGMMA_SCORES", "f16", False),
+            ("WGMMA_ROTARY", "bf16", False),
+            ("WGMMA_VALUES", "f16", True),
+        )
+    )
+
+
 @functools.cache
 def _packed_kernel(rows: int, members: bool, cluster: int, device_index: int) -> Kernel:
-    prelude = _wgmma.wgmma_half_registers(rows, "f16", b_transposed=False)
-    prelude += _wgmma.wgmma_half_registers(rows, "bf16", b_transposed=False)
-    prelude += _wgmma.wgmma_half_registers(rows, "f16", b_transposed=True)
-    prelude += f"#define WGMMA_SCORES wgmma_rs_f16_n{rows}\n"
-    prelude += f"#define WGMMA_ROTARY wgmma_rs_bf16_n{rows}\n"
-    prelude += f"#define WGMMA_VALUES wgmma_rs_f16_n{rows}_t\n"
     kernel = load_kernel(
         "sparse_mla_packed",
         "sparse_mla_packed_kernel",
         _PACKED_SHARED_BYTES,
         (("ROWS", rows), ("MEMBERS", int(members)), ("CLUSTER", cluster)),
-        prelude,
+        packed_prelude(rows),
         device_index,
     )
     if cluster > 8:

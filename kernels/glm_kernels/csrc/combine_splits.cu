@@ -26,6 +26,7 @@ extern "C" __global__ void __launch_bounds__(128)
                           int splits) {
   const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % 32;
+  let_next_kernel_start();
   wait_for_previous_kernel();
   // Every warp holds all the weights, one a lane.
   const float own = lane < splits ? part_lse[lane * static_cast<int64_t>(total_rows) + row] : -infinity();

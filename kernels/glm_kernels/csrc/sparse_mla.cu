@@ -345,6 +345,16 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   extern __shared__ __align__(1024) uint8_t smem[];
   __shared__ __align__(16) Shared shared;
   const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
+  let_next_kernel_start();
+  if (threadIdx.x == 0) {
+    for (int tile = 0; tile < 2; ++tile) {
+      mbarrier_init(smem_address(&shared.full[tile]), 128);
+      mbarrier_init(smem_address(&shared.probabilities[tile]), 4);
+      mbarrier_init(smem_address(&shared.empty[tile][0]), 4);
+      mbarrier_init(smem_address(&shared.empty[tile][1]), 4);
+    }
+  }
+  __syncthreads();
   wait_for_previous_kernel();
   const int used = counts ? counts[group] : list_stride;
   const int pairs = (used + 127) / 128;
@@ -363,16 +373,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                   pairs * split / splits,
                   pairs * (split + 1) / splits,
                   scale_log2};
-  if (threadIdx.x == 0) {
-    for (int tile = 0; tile < 2; ++tile) {
-      mbarrier_init(smem_address(&shared.full[tile]), 128);
-      mbarrier_init(smem_address(&shared.probabilities[tile]), 4);
-      mbarrier_init(smem_address(&shared.empty[tile][0]), 4);
-      mbarrier_init(smem_address(&shared.empty[tile][1]), 4);
-    }
-  }
-  __syncthreads();
-  let_next_kernel_start();
   uint8_t* smem_k = smem + kTileBytes;
   if (threadIdx.x < 128) {
     register_decrease<72>();

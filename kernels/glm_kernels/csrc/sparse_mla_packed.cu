@@ -662,6 +662,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                              float* __restrict__ joined_lse, float scale_log2) {
   extern __shared__ __align__(1024) uint8_t smem[];  // queries, probabilities of two tiles, ring
   __shared__ __align__(16) Shared shared;
+  let_next_kernel_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(smem_address(&shared.full[i]), 1);
@@ -684,7 +685,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 #endif
   __syncthreads();
   wait_for_previous_kernel();
-  let_next_kernel_start();
   const int items = total_rows / rows_per_group * splits;
   const Launch p{q,   cache, lists,          counts,      members,    out,
                  lse, rows_per_group, list_stride, total_rows, splits, items, scale_log2};
