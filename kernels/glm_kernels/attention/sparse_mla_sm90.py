@@ -137,7 +137,10 @@ def sparse_mla_sm90(
             return out, lse
     else:
         _bf16_kernel(index).launch(
-            (num_splits, num_lists, 1), 384, [*tensors, *sizes, scale_log2], early=True
+            (min(num_lists * num_splits, _arch.sm_count(index)), 1, 1),
+            384,
+            [*tensors, *sizes, num_splits, scale_log2],
+            early=True,
         )
     if num_splits > 1:
         _combine_kernel(packed, index).launch(

@@ -80,18 +80,28 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-struct Problem {
-  const uint8_t* q;  // of the group
-  const uint8_t* cache;
-  const int* list;        // of the group
-  const uint8_t* member;  // of the group, or null
+struct Launch {
+  const uint8_t *q, *cache;
+  const int *lists, *counts;
+  const uint8_t* members;
   uint8_t* out;
   float* lse;
-  int rows, num_heads, used;
-  int64_t first_row;  // of the group, in the part that this split writes
-  int begin, end;     // pairs of tiles
+  int rows, num_heads, list_stride, total_rows, splits, items;
   float scale_log2;
 };
+
+// What a block does at a time: a piece of a group's list.
+struct Item {
+  int group, split, used;
+  int begin, end;  // pairs of tiles
+};
+
+__device__ __forceinline__ Item item_at(const Launch& p, int index) {
+  const int group = index / p.splits, split = index % p.splits;
+  const int used = p.counts ? p.counts[group] : p.list_stride;
+  const int pairs = (used + 127) / 128;
+  return {group, split, used, pairs * split / p.splits, pairs * (split + 1) / p.splits};
+}
 
 struct Shared {
   float exchange[2][64];  // of the two tiles: maxima so far in the loop, row sums after it
@@ -105,41 +115,52 @@ struct Entry {  // of a list
   uint32_t flags;
 };
 
-__device__ __forceinline__ void gather(const Problem& p, Shared& shared, uint32_t tiles) {
+// It runs ahead into the block's next item.
+__device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t tiles) {
   const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16;
-  const int tile_end = 2 * p.end;
-  auto entry_at = [&](int tile) {
-    Entry entry{-1, 0xFF};
-    const int at = tile * 64 + first + lane % 16;
-    if (tile >= tile_end || at >= p.used) return entry;
-    entry.slot = p.list[at];
-    if (p.member) entry.flags = p.member[at];
-    return entry;
-  };
-  Entry entries[2] = {entry_at(2 * p.begin), entry_at(2 * p.begin + 1)};
-  for (int pair = p.begin; pair < p.end; ++pair) {
-    const uint32_t parity = (pair - p.begin & 1) ^ 1;
-    // Both copies are on their way before the first is waited for.
+  int parity = 1;
+  for (int index = blockIdx.x; index < p.items; index += gridDim.x) {
+    const Item item = item_at(p, index);
+    const int64_t list_at = static_cast<int64_t>(item.group) * p.list_stride;
+    auto entry_at = [&](int tile) {
+      Entry entry{-1, 0xFF};
+      const int at = tile * 64 + first + lane % 16;
+      if (tile >= 2 * item.end || at >= item.used) return entry;
+      entry.slot = p.lists[list_at + at];
+      if (p.members) entry.flags = p.members[list_at + at];
+      return entry;
+    };
+    Entry entries[2] = {entry_at(2 * item.begin), entry_at(2 * item.begin + 1)};
+    for (int pair = item.begin; pair < item.end; ++pair) {
+      // Both copies are on their way before the first is waited for.
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t tile = tiles + i * kTileBytes;
-      mbarrier_wait(smem_address(&shared.empty[i][0]), parity);
-      copy_half<0>(tile, p.cache, entries[i].slot, first);
-      mbarrier_wait(smem_address(&shared.empty[i][1]), parity);
-      copy_half<1>(tile, p.cache, entries[i].slot, first);
-      // Its place held the probabilities, which both halves needed.
-      copy_rotary(tile, p.cache, entries[i].slot, first);
-      asm volatile("cp.async.commit_group;\n" ::: "memory");
-      if (lane < 16) shared.selected[i][first + lane] = entries[i].slot < 0 ? 0 : entries[i].flags;
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t tile = tiles + i * kTileBytes;
+        mbarrier_wait(smem_address(&shared.empty[i][0]), parity);
+        copy_half<0>(tile, p.cache, entries[i].slot, first);
+        mbarrier_wait(smem_address(&shared.empty[i][1]), parity);
+        copy_half<1>(tile, p.cache, entries[i].slot, first);
+        // Its place held the probabilities, which both halves needed.
+        copy_rotary(tile, p.cache, entries[i].slot, first);
+        asm volatile("cp.async.commit_group;\n" ::: "memory");
+        if (lane < 16) shared.selected[i][first + lane] = entries[i].slot < 0 ? 0 : entries[i].flags;
+      }
+      entries[0] = entry_at(2 * pair + 2);
+      entries[1] = entry_at(2 * pair + 3);
+      copies_wait<1>();
+      fence_async_proxy();
+      mbarrier_arrive(smem_address(&shared.full[0]));
+      copies_wait<0>();
+      fence_async_proxy();
+      mbarrier_arrive(smem_address(&shared.full[1]));
+      parity ^= 1;
     }
-    entries[0] = entry_at(2 * pair + 2);
-    entries[1] = entry_at(2 * pair + 3);
-    copies_wait<1>();
-    fence_async_proxy();
-    mbarrier_arrive(smem_address(&shared.full[0]));
-    copies_wait<0>();
-    fence_async_proxy();
-    mbarrier_arrive(smem_address(&shared.full[1]));
+    const int next = index + gridDim.x;
+    if (threadIdx.x == 0 && next < p.items)
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(
+                       p.q + static_cast<int64_t>(next / p.splits) * p.rows * 1152),
+                   "r"(p.rows * 1152)
+                   : "memory");
   }
 }
 
@@ -177,16 +198,25 @@ __device__ __forceinline__ void raise_maxima(State& state, float (&o)[128], floa
 
 // kHalf: the tile of each pair that this warpgroup scores, and the half of the columns that it sums.
 template <int kHalf>
-__device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint8_t* smem_q, uint8_t* smem_k) {
+__device__ __forceinline__ void attend(const Launch& p, const Item& item, int& parity, Shared& shared,
+                                       uint8_t* smem_q, uint8_t* smem_k) {
   const int lane = threadIdx.x % 32, quad = lane % 4;
   const int row = threadIdx.x % 128 / 32 * 16 + lane / 4;
   const int bit_low = row / p.num_heads, bit_high = (row + 8) / p.num_heads;
+  const int64_t row_at = static_cast<int64_t>(item.group) * p.rows;
+  const int64_t first_row = static_cast<int64_t>(item.split) * p.total_rows + row_at;
+  const uint8_t* q = p.q + row_at * 1152;
+  // Nobody writes the last item's rows any more.
+  math_barrier();
+  int thread = threadIdx.x - 128;
+  // Opaque, or the compiler keeps all the addresses in registers from one item to the next.
+  asm volatile("" : "+r"(thread));
 #pragma unroll
   for (int j = 0; j < 18; ++j) {
-    const int i = threadIdx.x - 128 + j * 256;
+    const int i = thread + j * 256;
     const int query = i / 72, chunk = i % 72;
     uint4 v = {0, 0, 0, 0};
-    if (query < p.rows) v = *reinterpret_cast<const uint4*>(p.q + query * 1152 + chunk * 16);
+    if (query < p.rows) v = *reinterpret_cast<const uint4*>(q + query * 1152 + chunk * 16);
     *reinterpret_cast<uint4*>(smem_q + tile_offset(query, chunk)) = v;
   }
   fence_async_proxy();
@@ -214,8 +244,7 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint8_t
     warp_arrive(smem_address(&shared.empty[tile][kHalf]));
   };
 
-  for (int pair = p.begin; pair < p.end; ++pair) {
-    const uint32_t parity = pair - p.begin & 1;
+  for (int pair = item.begin; pair < item.end; ++pair, parity ^= 1) {
     mbarrier_wait(smem_address(&shared.full[kHalf]), parity);
     float s[32];
     wgmma_fence();
@@ -307,12 +336,12 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint8_t
   const float log_sum[2] = {sum_low > 0.0f ? (state.max_low + log2f(sum_low) - kShift) * kLn2 : -infinity(),
                             sum_high > 0.0f ? (state.max_high + log2f(sum_high) - kShift) * kLn2 : -infinity()};
   if (kHalf == 0 && quad == 0) {
-    if (row < p.rows) p.lse[p.first_row + row] = log_sum[0];
-    if (row + 8 < p.rows) p.lse[p.first_row + row + 8] = log_sum[1];
+    if (row < p.rows) p.lse[first_row + row] = log_sum[0];
+    if (row + 8 < p.rows) p.lse[first_row + row + 8] = log_sum[1];
   }
-  // Through the warp's own rows of a tile, which nothing reads any more, so that whole rows are written.
+  // Through the place of the queries, which nothing reads any more, so that whole rows are written.
   constexpr int kPitch = 512 + 16;
-  uint8_t* staged = smem_k + kHalf * kTileBytes;
+  uint8_t* staged = smem_q + kHalf * 64 * kPitch;
 #pragma unroll
   for (int upper = 0; upper < 2; ++upper) {
     uint8_t* values = staged + (row + 8 * upper) * kPitch + quad * 4;
@@ -325,7 +354,7 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint8_t
   }
   __syncwarp();
   const int first = row - lane / 4;
-  uint8_t* target = p.out + (p.first_row + first) * 1024 + kHalf * 512 + lane * 16;
+  uint8_t* target = p.out + (first_row + first) * 1024 + kHalf * 512 + lane * 16;
 #pragma unroll 8
   for (int i = 0; i < 16; ++i)
     if (first + i < p.rows)
@@ -333,7 +362,7 @@ __device__ __forceinline__ void attend(const Problem& p, Shared& shared, uint8_t
           *reinterpret_cast<const uint4*>(staged + (first + i) * kPitch + lane * 16);
 }
 
-// grid (splits, groups). Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
+// A block takes every gridDim.x-th of groups * splits items. Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
 // lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members (or
 // null: everyone) one byte an entry whose bit i says that token i of the group selected it.
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -341,10 +370,9 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                       const int* __restrict__ lists, const int* __restrict__ counts,
                       const uint8_t* __restrict__ members, uint8_t* __restrict__ out,
                       float* __restrict__ lse, int rows_per_group, int num_heads, int list_stride,
-                      int total_rows, float scale_log2) {
+                      int total_rows, int splits, float scale_log2) {
   extern __shared__ __align__(1024) uint8_t smem[];
   __shared__ __align__(16) Shared shared;
-  const int group = blockIdx.y, split = blockIdx.x, splits = gridDim.x;
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     for (int tile = 0; tile < 2; ++tile) {
@@ -356,32 +384,21 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
   wait_for_previous_kernel();
-  const int used = counts ? counts[group] : list_stride;
-  const int pairs = (used + 127) / 128;
-  const int64_t list_at = static_cast<int64_t>(group) * list_stride;
-  const int64_t row_at = static_cast<int64_t>(group) * rows_per_group;
-  const Problem p{q + row_at * 1152,
-                  cache,
-                  lists + list_at,
-                  members ? members + list_at : nullptr,
-                  out,
-                  lse,
-                  rows_per_group,
-                  num_heads,
-                  used,
-                  static_cast<int64_t>(split) * total_rows + row_at,
-                  pairs * split / splits,
-                  pairs * (split + 1) / splits,
-                  scale_log2};
+  const int items = total_rows / rows_per_group * splits;
+  const Launch p{q,   cache,          lists,     counts,      members,    out,    lse,
+                 rows_per_group, num_heads, list_stride, total_rows, splits, items, scale_log2};
   uint8_t* smem_k = smem + kTileBytes;
+  int parity = 0;
   if (threadIdx.x < 128) {
     register_decrease<72>();
     gather(p, shared, smem_address(smem_k));
   } else if (threadIdx.x < 256) {
     register_increase<216>();
-    attend<0>(p, shared, smem, smem_k);
+    for (int index = blockIdx.x; index < items; index += gridDim.x)
+      attend<0>(p, item_at(p, index), parity, shared, smem, smem_k);
   } else {
     register_increase<216>();
-    attend<1>(p, shared, smem, smem_k);
+    for (int index = blockIdx.x; index < items; index += gridDim.x)
+      attend<1>(p, item_at(p, index), parity, shared, smem, smem_k);
   }
 }

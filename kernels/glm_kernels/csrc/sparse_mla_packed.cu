@@ -238,8 +238,10 @@ __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t
 // bytes at 32 q + 16 c, four codes a step of the product, so those columns are its k indices
 // 2 q, 2 q + 1, 2 q + 8, 2 q + 9. Rotary columns, two bytes each: 16 q + 8 c and two steps a piece.
 __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_t queries) {
-  const int quad = threadIdx.x % 4, low_row = threadIdx.x / 4 % 8, warp = threadIdx.x / 32;
-  const int row = warp * 8 + low_row;
+  int thread = threadIdx.x;
+  // Opaque, or the compiler keeps all the addresses in registers from one item to the next.
+  asm volatile("" : "+r"(thread));
+  const int quad = thread % 4, row = thread / 4, low_row = row % 8;
   const bool real = row < rows;
   const uint8_t* source = q + row * 1152;
   const uint32_t target = queries + row * 128 + quad * 4;
