@@ -144,6 +144,6 @@ def sparse_mla_sm90(
         )
     if num_splits > 1:
         _combine_kernel(packed, index).launch(
-            (rows, 1, 1), 128, [parts, part_lse, out, lse, rows, num_splits], early=True
+            (-(-rows // 4), 1, 1), 256, [parts, part_lse, out, lse, rows, num_splits], early=True
         )
     return out, lse
