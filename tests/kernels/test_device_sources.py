@@ -33,7 +33,7 @@ SOURCES = [
     packed_source(64, 0, 1),
     packed_source(48, 1, 1),
     packed_source(64, 0, 16),
-    ("combine_splits", (("HALF", 1),), ""),
+    ("combine_splits", (("HALF", 1), ("AT_ONCE", 16)), ""),
     ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2)), ""),
     ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),
 ]

@@ -70,8 +70,8 @@ def _packed_kernel(rows: int, members: bool, cluster: int, device_index: int) ->
 
 
 @functools.cache
-def _combine_kernel(half: bool, device_index: int) -> Kernel:
-    defines = (("HALF", int(half)),)
+def _combine_kernel(half: bool, at_once: int, device_index: int) -> Kernel:
+    defines = (("HALF", int(half)), ("AT_ONCE", at_once))
     return load_kernel(
         "combine_splits", "combine_splits_kernel", 0, defines, device_index=device_index
     )
@@ -143,7 +143,7 @@ def sparse_mla_sm90(
             early=True,
         )
     if num_splits > 1:
-        _combine_kernel(packed, index).launch(
+        _combine_kernel(packed, 4 if num_splits <= 4 else 16, index).launch(
             (-(-rows // 4), 1, 1), 256, [parts, part_lse, out, lse, rows, num_splits], early=True
         )
     return out, lse

@@ -1,6 +1,6 @@
 // Joins the parts of query rows whose lists were split.
 //
-// Defines: HALF (parts are fp16, else bf16).
+// Defines: HALF (parts are fp16, else bf16), AT_ONCE (parts of a row in flight).
 
 constexpr float kLn2 = 0.6931471805599453f;
 
@@ -28,11 +28,10 @@ extern "C" __global__ void __launch_bounds__(256)
   let_next_kernel_start();
   if (row >= total_rows) return;
   wait_for_previous_kernel();
-  constexpr int kAtOnce = 16;
-  uint4 v[kAtOnce];
+  uint4 v[AT_ONCE];
   auto load = [&](int first) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
+    for (int i = 0; i < AT_ONCE; ++i)
       if (first + i < splits)
         v[i] = *reinterpret_cast<const uint4*>(parts + ((first + i) * static_cast<int64_t>(total_rows) + row) * 1024 + at);
   };
@@ -48,10 +47,10 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xFFFFFFFF, total, offset);
   float sum[8] = {};
-  for (int first = 0; first < splits; first += kAtOnce) {
+  for (int first = 0; first < splits; first += AT_ONCE) {
     if (first > 0) load(first);
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
+    for (int i = 0; i < AT_ONCE; ++i) {
       const float share = __shfl_sync(0xFFFFFFFF, weight, (first + i) % 32);
       if (first + i < splits) {
         const uint32_t pairs[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
