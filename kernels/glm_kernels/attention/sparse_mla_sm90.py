@@ -70,11 +70,18 @@ def _packed_kernel(rows: int, members: bool, cluster: int, device_index: int) ->
 
 
 @functools.cache
-def _combine_kernel(half: bool, at_once: int, device_index: int) -> Kernel:
-    defines = (("HALF", int(half)), ("AT_ONCE", at_once))
-    return load_kernel(
-        "combine_splits", "combine_splits_kernel", 0, defines, device_index=device_index
-    )
+def _combine_kernels(half: bool, device_index: int) -> dict[int, Kernel]:
+    """By parts in flight; loaded together, since a graph's capture may need either."""
+    return {
+        at_once: load_kernel(
+            "combine_splits",
+            "combine_splits_kernel",
+            0,
+            (("HALF", int(half)), ("AT_ONCE", at_once)),
+            device_index=device_index,
+        )
+        for at_once in (4, 16)
+    }
 
 
 def sparse_mla_sm90(
@@ -143,7 +150,7 @@ def sparse_mla_sm90(
             early=True,
         )
     if num_splits > 1:
-        _combine_kernel(packed, 4 if num_splits <= 4 else 16, index).launch(
+        _combine_kernels(packed, index)[4 if num_splits <= 4 else 16].launch(
             (-(-rows // 4), 1, 1), 256, [parts, part_lse, out, lse, rows, num_splits], early=True
         )
     return out, lse
