@@ -15,7 +15,9 @@ PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAG
 BF16 = _wgmma.wgmma_half(64, "bf16", False) + _wgmma.wgmma_half(256, "bf16", True)
 
 
-def packed_source(rows: int, members: int, cluster: int) -> tuple[str, tuple[tuple[str, int], ...], str]:
+def packed_source(
+    rows: int, members: int, cluster: int
+) -> tuple[str, tuple[tuple[str, int], ...], str]:
     defines = (("ROWS", rows), ("MEMBERS", members), ("CLUSTER", cluster))
     return "sparse_mla_packed", defines, packed_prelude(rows)
 

@@ -35,9 +35,7 @@ def accepts(q: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> boo
 def _bf16_kernel(device_index: int) -> Kernel:
     prelude = _wgmma.wgmma_half(64, "bf16", b_transposed=False)
     prelude += _wgmma.wgmma_half(256, "bf16", b_transposed=True)
-    return load_kernel(
-        "sparse_mla", "sparse_mla_kernel", _SHARED_BYTES, (), prelude, device_index
-    )
+    return load_kernel("sparse_mla", "sparse_mla_kernel", _SHARED_BYTES, (), prelude, device_index)
 
 
 def packed_prelude(rows: int) -> str:
@@ -65,6 +63,7 @@ def _packed_kernel(rows: int, members: bool, cluster: int, device_index: int) ->
     )
     if cluster > 8:
         from glm_kernels._jit import _check_driver, _driver
+
         _check_driver("cuFuncSetAttribute", _driver().cuFuncSetAttribute(kernel.handle, 14, 1))
     return kernel
 
@@ -133,7 +132,13 @@ def sparse_mla_sm90(
     sizes = [tokens_per_list * num_heads, num_heads, list_length, rows]
     if packed:
         padded = -(-tokens_per_list * num_heads // 16) * 16
-        cluster = num_splits if cluster and num_splits in (2, 4, 8, 16) and num_lists * num_splits <= _arch.sm_count(index) else 1
+        cluster = (
+            num_splits
+            if cluster
+            and num_splits in (2, 4, 8, 16)
+            and num_lists * num_splits <= _arch.sm_count(index)
+            else 1
+        )
         _packed_kernel(padded, members is not None, cluster, index).launch(
             (min(num_lists * num_splits, _arch.sm_count(index)), 1, 1),
             384,

@@ -130,6 +130,6 @@ def q8kv8_prefill(x: SparseMla) -> Callable[[], torch.Tensor]:
     module = _load("sglang.kernels.ops.attention.sparse_mla_q8kv8_prefill_sm90")
     q, rows = x.q.to(torch.float8_e4m3fn), _bf16_rows(x).to(torch.float8_e4m3fn)
     indices, one = x.slots[:, None], torch.ones((), device=x.q.device)
-    return lambda: module.sparse_mla_q8kv8_prefill_fwd(
-        q, rows, indices, x.softmax_scale, one, one
-    )[0]
+    return lambda: module.sparse_mla_q8kv8_prefill_fwd(q, rows, indices, x.softmax_scale, one, one)[
+        0
+    ]
