@@ -494,7 +494,8 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       }
       fence_async_proxy();
     } else {
-      // The phases go on without the tile.
+      // The phases go on without the tile, but not before the other warpgroup has seen the last ones.
+      mbarrier_wait(smem_address(&shared.maxima_ready[0]), now);
       warp_arrive(smem_address(&shared.maxima_ready[half]));
     }
     warp_arrive(smem_address(&shared.probabilities_ready[half]));
