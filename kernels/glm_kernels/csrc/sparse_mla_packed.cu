@@ -21,14 +21,19 @@ constexpr int kStageBytes = kKeys * kRowBytes;
 constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
 constexpr int kQueryBytes = 9 * kBlockBytes;
 constexpr int kMathThreads = 256;
-constexpr float kShift = 14.0f;             // probabilities reach 2^14.5
+#ifndef LAZY
+#define LAZY 5
+#endif
+// A maximum stays until it is exceeded by more than kSlack, so probabilities reach 2^(kShift + kSlack + 0.5).
+constexpr float kSlack = LAZY;
+constexpr float kShift = 14.5f - 0.5f - kSlack + (LAZY ? 1.0f : 0.0f);
 constexpr float kLn2 = 0.6931471805599453f;
 // A float with this added is an integer whose bits are ordered like its value.
 constexpr float kMagic = 12582912.0f;
 constexpr float kLimit = 4.0e6f;
 
 #ifndef NOWAIT
-#define NOWAIT 1
+#define NOWAIT 0
 #endif
 #ifndef FINE
 #define FINE 1
@@ -138,7 +143,7 @@ struct Shared {
   int changed[4];          // the tile, if it raised any maximum
   float sums[8][64];       // of the warps
   float inverse[64];
-  uint64_t present[kStages];  // which rows of a stage are real
+  __align__(8) uint16_t present[kStages][4];  // which rows of a stage are real
 #if MEMBERS
   uint8_t flags[kStages][kKeys];  // bit i: token i of the group selected the row
   __align__(16) uint16_t rows_of[4][8];         // of a quad and a token: bit i for the lanes' i-th query row
@@ -170,63 +175,50 @@ __device__ __forceinline__ Item item_at(const Launch& p, int index) {
   return {group, split, used, tiles * split / p.splits, tiles * (split + 1) / p.splits};
 }
 
-// One warp: two rows a lane. It runs ahead into the block's next item.
+// Four warps, each of 16 rows of a tile: a warp starts bulk copies one lane after the other, some 80 cycles each. They
+// run ahead into the block's next item.
 __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t ring) {
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, row = 16 * warp + lane;
   int stage = 0, parity = 1;
   for (int index = blockIdx.x; index < p.items; index += gridDim.x) {
     const Item item = item_at(p, index);
     const int64_t list_at = static_cast<int64_t>(item.group) * p.list_stride;
     const int* list = p.lists + list_at;
-    auto slot_at = [&](int tile, int row) {
+    auto slot_at = [&](int tile) {
       const int at = tile * kKeys + row;
-      return tile < item.end && at < item.used ? list[at] : -1;
+      return lane < 16 && tile < item.end && at < item.used ? list[at] : -1;
     };
-    int low = slot_at(item.begin, lane), high = slot_at(item.begin, lane + 32);
+    int slot = slot_at(item.begin);
     for (int tile = item.begin; tile < item.end; ++tile) {
-      const int next_low = slot_at(tile + 1, lane), next_high = slot_at(tile + 1, lane + 32);
+      const int next_slot = slot_at(tile + 1);
       const uint32_t barrier = smem_address(&shared.full[stage]);
-      const uint32_t low_real = __ballot_sync(0xFFFFFFFF, low >= 0);
-      const uint32_t high_real = __ballot_sync(0xFFFFFFFF, high >= 0);
-#if FINE
-      mbarrier_wait(smem_address(&shared.empty[stage][0]), parity);
-#else
-      mbarrier_wait(smem_address(&shared.empty[stage][3]), parity);
-#endif
+      const uint32_t real = __ballot_sync(0xFFFFFFFF, slot >= 0);
+      mbarrier_wait(smem_address(&shared.empty[stage][FINE ? warp : 3]), parity);
 #if MEMBERS
-      const uint8_t* member = p.members + list_at + tile * kKeys + lane;
-      shared.flags[stage][lane] = low >= 0 ? member[0] : 0;
-      shared.flags[stage][lane + 32] = high >= 0 ? member[32] : 0;
+      if (lane < 16) shared.flags[stage][row] = slot >= 0 ? p.members[list_at + tile * kKeys + row] : 0;
       __syncwarp();
 #endif
       if (lane == 0) {
-        shared.present[stage] = static_cast<uint64_t>(high_real) << 32 | low_real;
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "n"(kStageBytes)
+        shared.present[stage][warp] = real;
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier),
+                     "n"(kStageBytes / 4)
                      : "memory");
       }
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int slot = i ? high : low;
-#if FINE
-        // A lane's rows are in different quarters; half of the warp waits longer.
-        if (i) mbarrier_wait(smem_address(&shared.empty[stage][2]), parity);
-        if (lane >= 16) mbarrier_wait(smem_address(&shared.empty[stage][2 * i + 1]), parity);
-#endif
-        const uint8_t* row = slot < 0 ? reinterpret_cast<const uint8_t*>(kNoRow)
-                                      : p.cache + static_cast<int64_t>(slot) * kRowBytes;
+      if (lane < 16) {
+        const uint8_t* source = slot < 0 ? reinterpret_cast<const uint8_t*>(kNoRow)
+                                         : p.cache + static_cast<int64_t>(slot) * kRowBytes;
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
-                ring + stage * kStageBytes + (lane + 32 * i) * kRowBytes),
-            "l"(row), "n"(kRowBytes), "r"(barrier)
+                ring + stage * kStageBytes + row * kRowBytes),
+            "l"(source), "n"(kRowBytes), "r"(barrier)
             : "memory");
       }
-      low = next_low;
-      high = next_high;
+      slot = next_slot;
       if (++stage == kStages) stage = 0, parity ^= 1;
     }
     const int next = index + gridDim.x;
-    if (lane == 0 && next < p.items)
+    if (warp == 0 && lane == 0 && next < p.items)
       asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(
                        p.q + static_cast<int64_t>(next / p.splits) * p.rows * 1152),
                    "r"(p.rows * 1152)
@@ -440,7 +432,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
         high = high_rows >> i & 1 ? high : -infinity();
       }
 #else
-      const uint64_t present = shared.present[own_stage];
+      const uint64_t present = *reinterpret_cast<const uint64_t*>(shared.present[own_stage]);
       if (present != ~0ull) {
         const bool low_real = present >> key & 1, high_real = present >> (key + 8) & 1;
 #pragma unroll
@@ -461,8 +453,10 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       // One tile's maxima after the other's. What is left in the ring's place is older and so never larger.
       if (tile > 0) mbarrier_wait(smem_address(&shared.maxima_ready[1 - half]), half ? now : now ^ 1);
       const float2 before = load_floats(maxima_after(tile - 1) + lane * 8);
-      const float raised[2] = {fmaxf(before.x, kMagic + fminf(fmaxf(most[0], -kLimit), kLimit)),
-                               fmaxf(before.y, kMagic + fminf(fmaxf(most[1], -kLimit), kLimit))};
+      const float wanted[2] = {kMagic + fminf(fmaxf(most[0], -kLimit), kLimit),
+                               kMagic + fminf(fmaxf(most[1], -kLimit), kLimit)};
+      const float raised[2] = {wanted[0] > before.x + kSlack ? wanted[0] : before.x,
+                               wanted[1] > before.y + kSlack ? wanted[1] : before.y};
       raise_to(maxima_after(tile) + lane * 8, raised[0]);
       raise_to(maxima_after(tile) + lane * 8 + 4, raised[1]);
       if (raised[0] > before.x || raised[1] > before.y) shared.changed[tile & 3] = tile;
@@ -668,7 +662,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(smem_address(&shared.full[i]), 1);
+      mbarrier_init(smem_address(&shared.full[i]), 4);
       for (int quarter = 0; quarter < 4; ++quarter) mbarrier_init(smem_address(&shared.empty[i][quarter]), 8);
     }
     for (int i = 0; i < 2; ++i) {
@@ -694,7 +688,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   const uint32_t queries = smem_address(smem), probabilities = queries + kQueryBytes;
   const uint32_t ring = probabilities + 2 * kBlockBytes;
   if (threadIdx.x < kMathThreads) {
-    register_increase<240>();
+    register_increase<232>();
     Position position{0, 0, 0};
     for (int index = blockIdx.x; index < items; index += gridDim.x)
       attend(p, item_at(p, index), position, shared, queries, probabilities, ring);
@@ -702,7 +696,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     join(p, joined_out, joined_lse);
 #endif
   } else {
-    register_decrease<24>();
-    if (threadIdx.x < kMathThreads + 32) gather(p, shared, ring);
+    register_decrease<40>();
+    gather(p, shared, ring);
   }
 }
