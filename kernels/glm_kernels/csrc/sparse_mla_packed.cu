@@ -21,6 +21,9 @@ constexpr int kStageBytes = kKeys * kRowBytes;
 constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
 constexpr int kQueryBytes = 9 * kBlockBytes;
 constexpr int kMathThreads = 256;
+#ifndef STEPS
+#define STEPS 2
+#endif
 #ifndef LAZY
 #define LAZY 5
 #endif
@@ -36,7 +39,7 @@ constexpr float kLimit = 4.0e6f;
 #define NOWAIT 0
 #endif
 #ifndef FINE
-#define FINE 1
+#define FINE 0
 #endif
 __device__ const uint4 kNoRow[kRowBytes / 16] = {};  // what an absent slot is gathered from
 
@@ -263,7 +266,7 @@ __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_
 __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint32_t queries_low) {
   const int quad = threadIdx.x % 4;
   const uint32_t low = rows + quad * 32, high = low + 8 * kRowBytes;
-  uint32_t a[2][8];  // of two steps
+  uint32_t a[2][4 * STEPS];
   uint4 low_piece = load_four(low), high_piece = load_four(high);
   float low_scale = load_float(rows + kScalesAt), high_scale = load_float(rows + 8 * kRowBytes + kScalesAt);
   uint32_t low_twice = 0, high_twice = 0;
@@ -275,6 +278,7 @@ __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint3
       low_twice = pack_half(low_scale, low_scale);
       high_twice = pack_half(high_scale, high_scale);
     }
+    const uint4 low_now = low_piece, high_now = high_piece;
     const uint32_t low_words[4] = {low_piece.x, low_piece.y, low_piece.z, low_piece.w};
     const uint32_t high_words[4] = {high_piece.x, high_piece.y, high_piece.z, high_piece.w};
     if (piece < 9) {
@@ -287,20 +291,24 @@ __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint3
         high_scale = load_float(rows + 8 * kRowBytes + kScalesAt + next / 2 * 4);
       }
     }
+    constexpr int kSteps = STEPS;  // of the product between waits, 2 or 4
 #pragma unroll
-    for (int pair = 0; pair < (rotary ? 1 : 2); ++pair) {
-      const int group = rotary ? piece + 8 : 2 * piece + pair;  // of two steps, 0 to 17
-      uint32_t(&f)[8] = a[group % 2];
+    for (int part = 0; part < (rotary ? 2 : 4) / kSteps + (rotary && kSteps == 4); ++part) {
+      // Steps come in groups; both rotary pieces are one of four.
+      if (rotary && kSteps == 4 && piece == 9) break;
+      const int group = rotary ? (kSteps == 4 ? 8 : piece + 8) : 4 / kSteps * piece + part;
+      uint32_t(&f)[4 * kSteps] = a[group % 2];
       if (group >= 2) wgmma_wait<1>();
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kSteps; ++i) {
         if (rotary) {
-          f[4 * i] = low_words[2 * i];
-          f[4 * i + 1] = high_words[2 * i];
-          f[4 * i + 2] = low_words[2 * i + 1];
-          f[4 * i + 3] = high_words[2 * i + 1];
+          const uint4 lo = i < 2 ? low_now : low_piece, hi = i < 2 ? high_now : high_piece;
+          f[4 * i] = i % 2 ? lo.z : lo.x;
+          f[4 * i + 1] = i % 2 ? hi.z : hi.x;
+          f[4 * i + 2] = i % 2 ? lo.w : lo.y;
+          f[4 * i + 3] = i % 2 ? hi.w : hi.y;
         } else {
-          const uint32_t l = low_words[2 * pair + i], h = high_words[2 * pair + i];
+          const uint32_t l = low_words[kSteps * part + i], h = high_words[kSteps * part + i];
           f[4 * i] = low_codes(l, low_twice);
           f[4 * i + 1] = low_codes(h, high_twice);
           f[4 * i + 2] = high_codes(l, low_twice);
@@ -309,8 +317,8 @@ __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint3
       }
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int k = 2 * group + i;
+      for (int i = 0; i < kSteps; ++i) {
+        const int k = kSteps * group + i;
         const uint32_t query = queries_low + (((k / 4) * kBlockBytes + (k % 4) * 32) >> 4);
         if (rotary)
           WGMMA_ROTARY(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, 1);
