@@ -11,7 +11,8 @@
 constexpr int kBlockBytes = 64 * 128;        // 64 rows of 64 16-bit values, 128-byte swizzle
 constexpr int kTileBytes = 9 * kBlockBytes;  // 576 columns
 constexpr int kRowBytes = 1152;
-constexpr float kShift = 8.0f;  // probabilities reach 2^8
+// A maximum stays until it is exceeded by more than kSlack, so probabilities reach 2^(kShift + kSlack).
+constexpr float kSlack = 8.0f, kShift = 8.0f;
 constexpr float kLn2 = 0.6931471805599453f;
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
@@ -279,8 +280,8 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, int& p
       raise_maxima(state, o, shared.exchange[0][row], shared.exchange[0][row + 8]);
       add_values(0);
     }
-    new_low = fmaxf(state.max_low, new_low);
-    new_high = fmaxf(state.max_high, new_high);
+    if (!(new_low > state.max_low + kSlack)) new_low = state.max_low;
+    if (!(new_high > state.max_high + kSlack)) new_high = state.max_high;
     if (quad == 0) {
       shared.exchange[kHalf][row] = new_low;
       shared.exchange[kHalf][row + 8] = new_high;
