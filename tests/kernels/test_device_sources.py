@@ -15,11 +15,8 @@ PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAG
 BF16 = _wgmma.wgmma_half(64, "bf16", False) + _wgmma.wgmma_half(256, "bf16", True)
 
 
-def packed_source(
-    rows: int, members: int, cluster: int
-) -> tuple[str, tuple[tuple[str, int], ...], str]:
-    defines = (("ROWS", rows), ("MEMBERS", members), ("CLUSTER", cluster))
-    return "sparse_mla_packed", defines, packed_prelude(rows)
+def packed_source(rows: int, members: int) -> tuple[str, tuple[tuple[str, int], ...], str]:
+    return "sparse_mla_packed", (("ROWS", rows), ("MEMBERS", members)), packed_prelude(rows)
 
 
 def scoring_prelude(columns: int) -> str:
@@ -32,9 +29,8 @@ SOURCES = [
     ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
     ("sparse_mla", (), BF16),
-    packed_source(64, 0, 1),
-    packed_source(48, 1, 1),
-    packed_source(64, 0, 16),
+    packed_source(64, 0),
+    packed_source(48, 1),
     ("combine_splits", (("HALF", 1), ("AT_ONCE", 16)), ""),
     ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2)), ""),
     ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),

@@ -9,7 +9,7 @@ import torch
 
 from glm_kernels import _arch, _wgmma
 from glm_kernels._jit import Kernel, load_kernel
-from glm_kernels.attention.plan_splits import plan_splits
+from glm_kernels.attention.plan_splits import TILE, plan_splits
 from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM, MLA_ROW_BYTES
 
 # Rows of a tile: heads of one token, or of the tokens that share a list.
@@ -52,20 +52,15 @@ def packed_prelude(rows: int) -> str:
 
 
 @functools.cache
-def _packed_kernel(rows: int, members: bool, cluster: int, device_index: int) -> Kernel:
-    kernel = load_kernel(
+def _packed_kernel(rows: int, members: bool, device_index: int) -> Kernel:
+    return load_kernel(
         "sparse_mla_packed",
         "sparse_mla_packed_kernel",
         _PACKED_SHARED_BYTES,
-        (("ROWS", rows), ("MEMBERS", int(members)), ("CLUSTER", cluster)),
+        (("ROWS", rows), ("MEMBERS", int(members))),
         packed_prelude(rows),
         device_index,
     )
-    if cluster > 8:
-        from glm_kernels._jit import _check_driver, _driver
-
-        _check_driver("cuFuncSetAttribute", _driver().cuFuncSetAttribute(kernel.handle, 14, 1))
-    return kernel
 
 
 @functools.cache
@@ -93,7 +88,6 @@ def sparse_mla_sm90(
     tokens_per_list: int = 1,
     expected_length: int | None = None,
     num_splits: int | None = None,
-    cluster: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend from each token to its list, or to its members of a shared list.
 
@@ -119,7 +113,9 @@ def sparse_mla_sm90(
     rows = num_tokens * num_heads
     num_lists, list_length = lists.shape
     if num_splits is None:
-        num_splits = plan_splits(num_lists, expected_length or list_length, _arch.sm_count(index))
+        # Half of a pair of packed tiles may be absent.
+        length, tile = expected_length or list_length, 64 if packed else TILE
+        num_splits = plan_splits(num_lists, length, _arch.sm_count(index), tile)
     out = torch.empty(num_tokens, num_heads, KV_LORA_RANK, dtype=torch.bfloat16, device=device)
     lse = torch.empty(num_tokens, num_heads, device=device)
     parts, part_lse = out, lse
@@ -132,21 +128,12 @@ def sparse_mla_sm90(
     sizes = [tokens_per_list * num_heads, num_heads, list_length, rows]
     if packed:
         padded = -(-tokens_per_list * num_heads // 16) * 16
-        cluster = (
-            num_splits
-            if cluster
-            and num_splits in (2, 4, 8, 16)
-            and num_lists * num_splits <= _arch.sm_count(index)
-            else 1
-        )
-        _packed_kernel(padded, members is not None, cluster, index).launch(
+        _packed_kernel(padded, members is not None, index).launch(
             (min(num_lists * num_splits, _arch.sm_count(index)), 1, 1),
             384,
-            [*tensors, *sizes, num_splits, out, lse, scale_log2],
+            [*tensors, *sizes, num_splits, scale_log2],
             early=True,
         )
-        if cluster > 1:
-            return out, lse
     else:
         _bf16_kernel(index).launch(
             (min(num_lists * num_splits, _arch.sm_count(index)), 1, 1),

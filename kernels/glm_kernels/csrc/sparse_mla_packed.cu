@@ -10,7 +10,7 @@
 // Queries lie in the order in which a lane meets a row's bytes (see load_queries).
 //
 // Defines: ROWS (query rows of a group, rounded up to a multiple of 8, at most 64), MEMBERS (each entry of a list says
-// which tokens of the group selected it), CLUSTER (blocks that join the parts of a group: the splits, or 1), WGMMA_SCORES, WGMMA_ROTARY, WGMMA_VALUES (products of ROWS query rows).
+// which tokens of the group selected it), WGMMA_SCORES, WGMMA_ROTARY, WGMMA_VALUES (products of ROWS query rows).
 
 constexpr int kRowBytes = 656;
 constexpr int kScalesAt = 512, kRopeAt = 528;
@@ -21,26 +21,13 @@ constexpr int kStageBytes = kKeys * kRowBytes;
 constexpr int kBlockBytes = 64 * 128;       // 64 rows of 64 16-bit values, 128-byte swizzle
 constexpr int kQueryBytes = 9 * kBlockBytes;
 constexpr int kMathThreads = 256;
-#ifndef STEPS
-#define STEPS 2
-#endif
-#ifndef LAZY
-#define LAZY 5
-#endif
 // A maximum stays until it is exceeded by more than kSlack, so probabilities reach 2^(kShift + kSlack + 0.5).
-constexpr float kSlack = LAZY;
-constexpr float kShift = 14.5f - 0.5f - kSlack + (LAZY ? 1.0f : 0.0f);
+constexpr float kSlack = 5.0f, kShift = 10.0f;
 constexpr float kLn2 = 0.6931471805599453f;
 // A float with this added is an integer whose bits are ordered like its value.
 constexpr float kMagic = 12582912.0f;
 constexpr float kLimit = 4.0e6f;
 
-#ifndef NOWAIT
-#define NOWAIT 0
-#endif
-#ifndef FINE
-#define FINE 0
-#endif
 __device__ const uint4 kNoRow[kRowBytes / 16] = {};  // what an absent slot is gathered from
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
@@ -151,7 +138,7 @@ struct Shared {
   uint8_t flags[kStages][kKeys];  // bit i: token i of the group selected the row
   __align__(16) uint16_t rows_of[4][8];         // of a quad and a token: bit i for the lanes' i-th query row
 #endif
-  uint64_t full[kStages], empty[kStages][4];  // 16 rows of a tile are refilled as soon as their values are taken
+  uint64_t full[kStages], empty[kStages];
   uint64_t maxima_ready[2], probabilities_ready[2], probabilities_empty[2];
 };
 
@@ -196,7 +183,7 @@ __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t
       const int next_slot = slot_at(tile + 1);
       const uint32_t barrier = smem_address(&shared.full[stage]);
       const uint32_t real = __ballot_sync(0xFFFFFFFF, slot >= 0);
-      mbarrier_wait(smem_address(&shared.empty[stage][FINE ? warp : 3]), parity);
+      mbarrier_wait(smem_address(&shared.empty[stage]), parity);
 #if MEMBERS
       if (lane < 16) shared.flags[stage][row] = slot >= 0 ? p.members[list_at + tile * kKeys + row] : 0;
       __syncwarp();
@@ -266,7 +253,7 @@ __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_
 __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint32_t queries_low) {
   const int quad = threadIdx.x % 4;
   const uint32_t low = rows + quad * 32, high = low + 8 * kRowBytes;
-  uint32_t a[2][4 * STEPS];
+  uint32_t a[2][8];  // of two steps
   uint4 low_piece = load_four(low), high_piece = load_four(high);
   float low_scale = load_float(rows + kScalesAt), high_scale = load_float(rows + 8 * kRowBytes + kScalesAt);
   uint32_t low_twice = 0, high_twice = 0;
@@ -278,7 +265,6 @@ __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint3
       low_twice = pack_half(low_scale, low_scale);
       high_twice = pack_half(high_scale, high_scale);
     }
-    const uint4 low_now = low_piece, high_now = high_piece;
     const uint32_t low_words[4] = {low_piece.x, low_piece.y, low_piece.z, low_piece.w};
     const uint32_t high_words[4] = {high_piece.x, high_piece.y, high_piece.z, high_piece.w};
     if (piece < 9) {
@@ -291,24 +277,20 @@ __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint3
         high_scale = load_float(rows + 8 * kRowBytes + kScalesAt + next / 2 * 4);
       }
     }
-    constexpr int kSteps = STEPS;  // of the product between waits, 2 or 4
 #pragma unroll
-    for (int part = 0; part < (rotary ? 2 : 4) / kSteps + (rotary && kSteps == 4); ++part) {
-      // Steps come in groups; both rotary pieces are one of four.
-      if (rotary && kSteps == 4 && piece == 9) break;
-      const int group = rotary ? (kSteps == 4 ? 8 : piece + 8) : 4 / kSteps * piece + part;
-      uint32_t(&f)[4 * kSteps] = a[group % 2];
+    for (int pair = 0; pair < (rotary ? 1 : 2); ++pair) {
+      const int group = rotary ? piece + 8 : 2 * piece + pair;  // of two steps, 0 to 17
+      uint32_t(&f)[8] = a[group % 2];
       if (group >= 2) wgmma_wait<1>();
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < 2; ++i) {
         if (rotary) {
-          const uint4 lo = i < 2 ? low_now : low_piece, hi = i < 2 ? high_now : high_piece;
-          f[4 * i] = i % 2 ? lo.z : lo.x;
-          f[4 * i + 1] = i % 2 ? hi.z : hi.x;
-          f[4 * i + 2] = i % 2 ? lo.w : lo.y;
-          f[4 * i + 3] = i % 2 ? hi.w : hi.y;
+          f[4 * i] = low_words[2 * i];
+          f[4 * i + 1] = high_words[2 * i];
+          f[4 * i + 2] = low_words[2 * i + 1];
+          f[4 * i + 3] = high_words[2 * i + 1];
         } else {
-          const uint32_t l = low_words[kSteps * part + i], h = high_words[kSteps * part + i];
+          const uint32_t l = low_words[2 * pair + i], h = high_words[2 * pair + i];
           f[4 * i] = low_codes(l, low_twice);
           f[4 * i + 1] = low_codes(h, high_twice);
           f[4 * i + 2] = high_codes(l, low_twice);
@@ -317,8 +299,8 @@ __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint3
       }
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const int k = kSteps * group + i;
+      for (int i = 0; i < 2; ++i) {
+        const int k = 2 * group + i;
         const uint32_t query = queries_low + (((k / 4) * kBlockBytes + (k % 4) * 32) >> 4);
         if (rotary)
           WGMMA_ROTARY(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, 1);
@@ -363,7 +345,7 @@ __device__ __forceinline__ void add_values(float (&o)[4][ROWS / 2], uint32_t col
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     uint32_t(&f)[16] = a[step % 2];
-    if (NOWAIT || step >= 2) wgmma_wait<1>();
+    if (step >= 2) wgmma_wait<1>();
     const uint32_t near = pack_half(scale[0], scale[1]), far = pack_half(scale[2], scale[3]);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
@@ -375,8 +357,10 @@ __device__ __forceinline__ void add_values(float (&o)[4][ROWS / 2], uint32_t col
       f[4 * b + 2] = low_codes(m, far);
       f[4 * b + 3] = high_codes(m, far);
     }
-    if (FINE || step == 3) warp_arrive(empty + 8 * step);
-    if (step < 3) load(step + 1);
+    if (step < 3)
+      load(step + 1);
+    else
+      warp_arrive(empty);  // the tile's bytes are in registers
     wgmma_fence();
 #pragma unroll
     for (int b = 0; b < 4; ++b)
@@ -504,23 +488,14 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
 #pragma unroll 1
     for (int which = 0; which < 2; ++which) {
       const int of = 2 * pair + which, at = which ? stages[1] : stages[0];
-#if NOWAIT
-      if (of == tiles) break;
-#else
       if (of == tiles) {
         warp_arrive(smem_address(&shared.probabilities_empty[which]));
         break;
       }
-#endif
       if (which != half) mbarrier_wait(smem_address(&shared.full[at]), which ? parities[1] : parities[0]);
       mbarrier_wait(smem_address(&shared.probabilities_ready[which]), now);
       const volatile int* changed = shared.changed;
       if (changed[of & 3] == of) {
-#if NOWAIT
-        wgmma_wait<0>();
-#pragma unroll
-        for (int b = 0; b < 4; ++b) pin(o[b]);
-#endif
 #pragma unroll
         for (int j = 0; j < kEights; ++j) {
           const float2 old = load_floats(maxima_after(of - 1) + (8 * j + 2 * quad) * 4);
@@ -537,21 +512,12 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       }
       const uint32_t rows = ring + at * kStageBytes;
       add_values(o, rows + column, rows + scale, probabilities_low + which * (kBlockBytes >> 4),
-                 smem_address(&shared.empty[at][0]));
-#if !NOWAIT
+                 smem_address(&shared.empty[at]));
       wgmma_wait<0>();
 #pragma unroll
       for (int b = 0; b < 4; ++b) pin(o[b]);
       warp_arrive(smem_address(&shared.probabilities_empty[which]));
-#endif
     }
-#if NOWAIT
-    wgmma_wait<0>();
-#pragma unroll
-    for (int b = 0; b < 4; ++b) pin(o[b]);
-    warp_arrive(smem_address(&shared.probabilities_empty[0]));
-    warp_arrive(smem_address(&shared.probabilities_empty[1]));
-#endif
     position.phase ^= 1;
     position.stage += min(2, tiles - 2 * pair);
     if (position.stage >= kStages) position.stage -= kStages, position.parity ^= 1;
@@ -596,82 +562,22 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
   }
 }
 
-#if CLUSTER > 1
-__device__ __forceinline__ uint4 load_fresh(const uint8_t* pointer) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(pointer)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ float load_fresh(const float* pointer) {
-  float v;
-  asm volatile("ld.global.cg.f32 %0, [%1];\n" : "=f"(v) : "l"(pointer) : "memory");
-  return v;
-}
-
-// Joins the parts that the blocks of the cluster have written, by their log-sum-exp; four query rows at a time.
-__device__ __forceinline__ void join(const Launch& p, uint8_t* out, float* lse) {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-  const int64_t first = static_cast<int64_t>(blockIdx.x / CLUSTER) * p.rows;
-  const int column = threadIdx.x % 64 * 8;
-  for (int i = blockIdx.x % CLUSTER * 4 + threadIdx.x / 64; i < p.rows; i += CLUSTER * 4) {
-    const int64_t row = first + i;
-    uint4 v[CLUSTER];
-    float weight[CLUSTER], largest = -infinity(), total = 0.0f, sum[8];
-#pragma unroll
-    for (int part = 0; part < CLUSTER; ++part) {
-      const int64_t at = static_cast<int64_t>(part) * p.total_rows + row;
-      weight[part] = load_fresh(p.lse + at);
-      v[part] = load_fresh(p.out + at * 1024 + column * 2);
-    }
-#pragma unroll
-    for (int part = 0; part < CLUSTER; ++part) largest = fmaxf(largest, weight[part]);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum[j] = 0.0f;
-#pragma unroll
-    for (int part = 0; part < CLUSTER; ++part) {
-      const float share = weight[part] > -infinity() ? exp2_fast((weight[part] - largest) / kLn2) : 0.0f;
-      total += share;
-      const uint32_t words[4] = {v[part].x, v[part].y, v[part].z, v[part].w};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float value;
-        asm("cvt.f32.f16 %0, %1;\n" : "=f"(value) : "h"(static_cast<uint16_t>(words[j / 2] >> (16 * (j % 2)))));
-        sum[j] = fmaf(share, value, sum[j]);
-      }
-    }
-    const float inverse = total > 0.0f ? 1.0f / total : 0.0f;
-    *reinterpret_cast<uint4*>(out + row * 1024 + column * 2) = {
-        pack_bf16(sum[0] * inverse, sum[1] * inverse), pack_bf16(sum[2] * inverse, sum[3] * inverse),
-        pack_bf16(sum[4] * inverse, sum[5] * inverse), pack_bf16(sum[6] * inverse, sum[7] * inverse)};
-    if (column == 0) lse[row] = total > 0.0f ? largest + log2f(total) * kLn2 : -infinity();
-  }
-}
-#endif
-
 // A block takes every gridDim.x-th of groups * splits items. Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
 // lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members one byte an entry
 // whose bit i says that token i of the group selected it.
-#if CLUSTER > 1
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(384, 1)
-#else
 extern "C" __global__ void __launch_bounds__(384, 1)
-#endif
     sparse_mla_packed_kernel(const uint8_t* __restrict__ q, const uint8_t* __restrict__ cache,
                              const int* __restrict__ lists, const int* __restrict__ counts,
                              const uint8_t* __restrict__ members, uint8_t* __restrict__ out,
                              float* __restrict__ lse, int rows_per_group, int num_heads, int list_stride,
-                             int total_rows, int splits, uint8_t* __restrict__ joined_out,
-                             float* __restrict__ joined_lse, float scale_log2) {
+                             int total_rows, int splits, float scale_log2) {
   extern __shared__ __align__(1024) uint8_t smem[];  // queries, probabilities of two tiles, ring
   __shared__ __align__(16) Shared shared;
   let_next_kernel_start();
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbarrier_init(smem_address(&shared.full[i]), 4);
-      for (int quarter = 0; quarter < 4; ++quarter) mbarrier_init(smem_address(&shared.empty[i][quarter]), 8);
+      mbarrier_init(smem_address(&shared.empty[i]), 8);
     }
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(smem_address(&shared.maxima_ready[i]), 4);
@@ -700,9 +606,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     Position position{0, 0, 0};
     for (int index = blockIdx.x; index < items; index += gridDim.x)
       attend(p, item_at(p, index), position, shared, queries, probabilities, ring);
-#if CLUSTER > 1
-    join(p, joined_out, joined_lse);
-#endif
   } else {
     register_decrease<40>();
     gather(p, shared, ring);
