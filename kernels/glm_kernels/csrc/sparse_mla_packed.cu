@@ -253,62 +253,54 @@ __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_
 __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint32_t queries_low) {
   const int quad = threadIdx.x % 4;
   const uint32_t low = rows + quad * 32, high = low + 8 * kRowBytes;
-  uint32_t a[2][8];  // of two steps
+  uint32_t a[2][16];  // of four steps
   uint4 low_piece = load_four(low), high_piece = load_four(high);
   float low_scale = load_float(rows + kScalesAt), high_scale = load_float(rows + 8 * kRowBytes + kScalesAt);
   uint32_t low_twice = 0, high_twice = 0;
 #pragma unroll
-  for (int piece = 0; piece < 10; ++piece) {
-    // 8 pieces of codes, two of rotary columns, each of which is two of bf16.
-    const bool rotary = piece >= 8;
-    if (piece % 2 == 0 && !rotary) {
-      low_twice = pack_half(low_scale, low_scale);
-      high_twice = pack_half(high_scale, high_scale);
-    }
-    const uint32_t low_words[4] = {low_piece.x, low_piece.y, low_piece.z, low_piece.w};
-    const uint32_t high_words[4] = {high_piece.x, high_piece.y, high_piece.z, high_piece.w};
-    if (piece < 9) {
-      const int next = piece + 1;
-      const uint32_t at = next >= 8 ? kRopeAt + (next - 8) * 16 : next / 2 * 128 + next % 2 * 16;
+  for (int group = 0; group < 9; ++group) {  // of four steps: a piece of codes, at last both rotary pieces
+    uint32_t(&f)[16] = a[group % 2];
+    const uint4 l = low_piece, h = high_piece;
+    if (group < 8) {
+      if (group % 2 == 0) {
+        low_twice = pack_half(low_scale, low_scale);
+        high_twice = pack_half(high_scale, high_scale);
+      }
+      const int next = group + 1;
+      const uint32_t at = next < 8 ? next / 2 * 128 + next % 2 * 16 : kRopeAt;
       low_piece = load_four(low + at);
       high_piece = load_four(high + at);
       if (next % 2 == 0 && next < 8) {
         low_scale = load_float(rows + kScalesAt + next / 2 * 4);
         high_scale = load_float(rows + 8 * kRowBytes + kScalesAt + next / 2 * 4);
       }
-    }
-#pragma unroll
-    for (int pair = 0; pair < (rotary ? 1 : 2); ++pair) {
-      const int group = rotary ? piece + 8 : 2 * piece + pair;  // of two steps, 0 to 17
-      uint32_t(&f)[8] = a[group % 2];
       if (group >= 2) wgmma_wait<1>();
+      const uint32_t low_words[4] = {l.x, l.y, l.z, l.w}, high_words[4] = {h.x, h.y, h.z, h.w};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (rotary) {
-          f[4 * i] = low_words[2 * i];
-          f[4 * i + 1] = high_words[2 * i];
-          f[4 * i + 2] = low_words[2 * i + 1];
-          f[4 * i + 3] = high_words[2 * i + 1];
-        } else {
-          const uint32_t l = low_words[2 * pair + i], h = high_words[2 * pair + i];
-          f[4 * i] = low_codes(l, low_twice);
-          f[4 * i + 1] = low_codes(h, high_twice);
-          f[4 * i + 2] = high_codes(l, low_twice);
-          f[4 * i + 3] = high_codes(h, high_twice);
-        }
+      for (int i = 0; i < 4; ++i) {
+        f[4 * i] = low_codes(low_words[i], low_twice);
+        f[4 * i + 1] = low_codes(high_words[i], high_twice);
+        f[4 * i + 2] = high_codes(low_words[i], low_twice);
+        f[4 * i + 3] = high_codes(high_words[i], high_twice);
       }
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int k = 2 * group + i;
-        const uint32_t query = queries_low + (((k / 4) * kBlockBytes + (k % 4) * 32) >> 4);
-        if (rotary)
-          WGMMA_ROTARY(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, 1);
-        else
-          WGMMA_SCORES(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, k != 0);
-      }
-      wgmma_commit();
+    } else {
+      wgmma_wait<1>();
+      const uint4 l2 = load_four(low + kRopeAt + 16), h2 = load_four(high + kRopeAt + 16);
+      f[0] = l.x, f[1] = h.x, f[2] = l.y, f[3] = h.y;
+      f[4] = l.z, f[5] = h.z, f[6] = l.w, f[7] = h.w;
+      f[8] = l2.x, f[9] = h2.x, f[10] = l2.y, f[11] = h2.y;
+      f[12] = l2.z, f[13] = h2.z, f[14] = l2.w, f[15] = h2.w;
     }
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t query = queries_low + ((group * kBlockBytes + i * 32) >> 4);
+      if (group < 8)
+        WGMMA_SCORES(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, group > 0 || i > 0);
+      else
+        WGMMA_ROTARY(s, f[4 * i], f[4 * i + 1], f[4 * i + 2], f[4 * i + 3], query, 1);
+    }
+    wgmma_commit();
   }
   wgmma_wait<0>();
   pin(s);
