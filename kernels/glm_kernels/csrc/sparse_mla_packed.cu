@@ -223,29 +223,22 @@ __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_
   int thread = threadIdx.x;
   // Opaque, or the compiler keeps all the addresses in registers from one item to the next.
   asm volatile("" : "+r"(thread));
-  const int quad = thread % 4, row = thread / 4, low_row = row % 8;
-  const bool real = row < rows;
-  const uint8_t* source = q + row * 1152;
-  const uint32_t target = queries + row * 128 + quad * 4;
+  const int eighth = thread % 8, first_row = thread / 32 * 8 + thread % 32 / 8;  // eight lanes read 128 bytes
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {  // i: group of 128 columns, piece, half of the piece
-    const int block = i / 2, first_chunk = i % 2 * 4;
+  for (int i = 0; i < 18; ++i) {
+    const int row = first_row + i % 2 * 4, piece = i / 2 * 8 + eighth;  // of eight columns
     uint4 v = {0, 0, 0, 0};
-    if (real)
-      v = *reinterpret_cast<const uint4*>(source + (i / 4 * 128 + quad * 32 + i / 2 % 2 * 16 + i % 2 * 8) * 2);
+    if (row < rows) v = *reinterpret_cast<const uint4*>(q + row * 1152 + piece * 16);
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    const bool rotary = i >= 16;  // stays bf16
+    const int quad = rotary ? eighth / 2 : piece / 4 % 4;
+    const int block = rotary ? 8 : piece / 16 * 2 + piece / 2 % 2;
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-      store_word(target + block * kBlockBytes + ((first_chunk + j) ^ low_row) * 16,
-                 pack_half(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u)));
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {  // rotary columns stay bf16
-    uint4 v = {0, 0, 0, 0};
-    if (real) v = *reinterpret_cast<const uint4*>(source + (512 + quad * 16 + i * 8) * 2);
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) store_word(target + 8 * kBlockBytes + ((4 * i + j) ^ low_row) * 16, words[j]);
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t word = rotary ? words[j]
+                                   : pack_half(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u));
+      store_word(queries + block * kBlockBytes + row * 128 + ((eighth % 2 * 4 + j) ^ (row & 7)) * 16 + quad * 4, word);
+    }
   }
 }
 
