@@ -148,8 +148,7 @@ struct Launch {
   const uint8_t* members;
   uint8_t* out;
   float* lse;
-  int rows, list_stride, total_rows, splits;
-  int first, last;   // items of the block
+  int rows, list_stride, total_rows, splits, items;
   float scale_log2;  // positive: its sign is in the queries
   uint32_t flip;     // that sign
 };
@@ -172,7 +171,7 @@ __device__ __forceinline__ Item item_at(const Launch& p, int index) {
 __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t ring) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, row = 16 * warp + lane;
   int stage = 0, parity = 1;
-  for (int index = p.first; index < p.last; ++index) {
+  for (int index = blockIdx.x; index < p.items; index += gridDim.x) {
     const Item item = item_at(p, index);
     const int64_t list_at = static_cast<int64_t>(item.group) * p.list_stride;
     const int* list = p.lists + list_at;
@@ -209,9 +208,10 @@ __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t
       slot = next_slot;
       if (++stage == kStages) stage = 0, parity ^= 1;
     }
-    if (warp == 0 && lane == 0 && index + 1 < p.last)
+    const int next = index + gridDim.x;
+    if (warp == 0 && lane == 0 && next < p.items)
       asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(
-                       p.q + static_cast<int64_t>((index + 1) / p.splits) * p.rows * 1152),
+                       p.q + static_cast<int64_t>(next / p.splits) * p.rows * 1152),
                    "r"(p.rows * 1152)
                    : "memory");
   }
@@ -360,9 +360,8 @@ struct Position {
   int stage, parity, phase;
 };
 
-// fresh: the item before was of another group.
-__device__ __forceinline__ void attend(const Launch& p, const Item& item, bool fresh, Position& position,
-                                       Shared& shared, uint32_t queries, uint32_t probabilities, uint32_t ring) {
+__device__ __forceinline__ void attend(const Launch& p, const Item& item, Position& position, Shared& shared,
+                                       uint32_t queries, uint32_t probabilities, uint32_t ring) {
   const int half = __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, group = lane / 4, quad = lane % 4;
   const int tiles = item.end - item.begin;
@@ -370,7 +369,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, bool f
   const int64_t first_row = static_cast<int64_t>(item.split) * p.total_rows + row_at;
   shared.maxima[threadIdx.x / 64][threadIdx.x % 64] = kMagic - kLimit;
   if (threadIdx.x < 4) shared.changed[threadIdx.x] = -1;
-  if (fresh) load_queries(p.q + row_at * 1152, p.rows, p.flip, queries);
+  load_queries(p.q + row_at * 1152, p.rows, p.flip, queries);
   fence_async_proxy();
   math_barrier();
   const uint32_t queries_low = descriptor_low(queries);
@@ -549,7 +548,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, bool f
   }
 }
 
-// A block takes its share of groups * splits items. Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
+// A block takes every gridDim.x-th of groups * splits items. Group g holds query rows [g * rows_per_group, ...) of [num_tokens * num_heads];
 // lists holds list_stride slots a group, counts (or null: list_stride) how many are in use, members one byte an entry
 // whose bit i says that token i of the group selected it.
 extern "C" __global__ void __launch_bounds__(384, 1)
@@ -583,7 +582,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 #endif
   __syncthreads();
   wait_for_previous_kernel();
-  const int64_t items = static_cast<int64_t>(total_rows / rows_per_group) * splits;
+  const int items = total_rows / rows_per_group * splits;
   // A score that is hidden stays -inf even where the scale is zero.
   const Launch p{q,
                  cache,
@@ -596,8 +595,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                  list_stride,
                  total_rows,
                  splits,
-                 static_cast<int>(items * blockIdx.x / gridDim.x),
-                 static_cast<int>(items * (blockIdx.x + 1) / gridDim.x),
+                 items,
                  fmaxf(fabsf(scale_log2), 1e-30f),
                  scale_log2 < 0.0f ? 0x80008000u : 0u};
   const uint32_t queries = smem_address(smem), probabilities = queries + kQueryBytes;
@@ -605,9 +603,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (threadIdx.x < kMathThreads) {
     register_increase<232>();
     Position position{0, 0, 0};
-    for (int index = p.first; index < p.last; ++index)
-      attend(p, item_at(p, index), index == p.first || index % splits == 0, position, shared, queries, probabilities,
-             ring);
+    for (int index = blockIdx.x; index < items; index += gridDim.x)
+      attend(p, item_at(p, index), position, shared, queries, probabilities, ring);
   } else {
     register_decrease<40>();
     gather(p, shared, ring);
