@@ -149,8 +149,7 @@ struct Launch {
   uint8_t* out;
   float* lse;
   int rows, list_stride, total_rows, splits, items;
-  float scale_log2;  // positive: its sign is in the queries
-  uint32_t flip;     // that sign
+  float scale_log2;
 };
 
 // What a block does at a time: a piece of a group's list.
@@ -220,7 +219,7 @@ __device__ __forceinline__ void gather(const Launch& p, Shared& shared, uint32_t
 // Queries as the B operand of the scores. A lane of quad q meets the 128 columns of a scale by two pieces c of 16
 // bytes at 32 q + 16 c, four codes a step of the product, so those columns are its k indices
 // 2 q, 2 q + 1, 2 q + 8, 2 q + 9. Rotary columns, two bytes each: 16 q + 8 c and two steps a piece.
-__device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_t flip, uint32_t queries) {
+__device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_t queries) {
   int thread = threadIdx.x;
   // Opaque, or the compiler keeps all the addresses in registers from one item to the next.
   asm volatile("" : "+r"(thread));
@@ -230,7 +229,7 @@ __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_
     const int row = first_row + i % 2 * 4, piece = i / 2 * 8 + eighth;  // of eight columns
     uint4 v = {0, 0, 0, 0};
     if (row < rows) v = *reinterpret_cast<const uint4*>(q + row * 1152 + piece * 16);
-    const uint32_t words[4] = {v.x ^ flip, v.y ^ flip, v.z ^ flip, v.w ^ flip};
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
     const bool rotary = i >= 16;  // stays bf16
     const int quad = rotary ? eighth / 2 : piece / 4 % 4;
     const int block = rotary ? 8 : piece / 16 * 2 + piece / 2 % 2;
@@ -369,7 +368,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
   const int64_t first_row = static_cast<int64_t>(item.split) * p.total_rows + row_at;
   shared.maxima[threadIdx.x / 64][threadIdx.x % 64] = kMagic - kLimit;
   if (threadIdx.x < 4) shared.changed[threadIdx.x] = -1;
-  load_queries(p.q + row_at * 1152, p.rows, p.flip, queries);
+  load_queries(p.q + row_at * 1152, p.rows, queries);
   fence_async_proxy();
   math_barrier();
   const uint32_t queries_low = descriptor_low(queries);
@@ -397,6 +396,8 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       float s[ROWS / 2];
       mbarrier_wait(smem_address(&shared.full[own_stage]), half ? parities[1] : parities[0]);
       score(s, ring + own_stage * kStageBytes + key * kRowBytes, queries_low);
+#pragma unroll
+      for (int i = 0; i < ROWS / 2; ++i) s[i] *= p.scale_log2;
 #if MEMBERS
       const uint4 rows_of = load_four(smem_address(&shared.rows_of[quad][0]));
       const uint32_t low_rows = rows_of_tokens(rows_of, shared.flags[own_stage][key]);
@@ -429,8 +430,8 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
       // One tile's maxima after the other's. What is left in the ring's place is older and so never larger.
       if (tile > 0) mbarrier_wait(smem_address(&shared.maxima_ready[1 - half]), half ? now : now ^ 1);
       const float2 before = load_floats(maxima_after(tile - 1) + lane * 8);
-      const float wanted[2] = {kMagic + fminf(fmaxf(most[0] * p.scale_log2, -kLimit), kLimit),
-                               kMagic + fminf(fmaxf(most[1] * p.scale_log2, -kLimit), kLimit)};
+      const float wanted[2] = {kMagic + fminf(fmaxf(most[0], -kLimit), kLimit),
+                               kMagic + fminf(fmaxf(most[1], -kLimit), kLimit)};
       const float raised[2] = {wanted[0] > before.x + kSlack ? wanted[0] : before.x,
                                wanted[1] > before.y + kSlack ? wanted[1] : before.y};
       raise_to(maxima_after(tile) + lane * 8, raised[0]);
@@ -452,12 +453,10 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
 #pragma unroll
       for (int j = 0; j < kEights; ++j) {
         float2 base = load_floats(maxima_after(tile) + (8 * j + 2 * quad) * 4);
-        base.x = kMagic + kShift - base.x;
-        base.y = kMagic + kShift - base.y;
-        const float a = exp2_fast(fmaf(s[4 * j], p.scale_log2, base.x));
-        const float b = exp2_fast(fmaf(s[4 * j + 1], p.scale_log2, base.y));
-        const float c = exp2_fast(fmaf(s[4 * j + 2], p.scale_log2, base.x));
-        const float d = exp2_fast(fmaf(s[4 * j + 3], p.scale_log2, base.y));
+        base.x -= kMagic + kShift;
+        base.y -= kMagic + kShift;
+        const float a = exp2_fast(s[4 * j] - base.x), b = exp2_fast(s[4 * j + 1] - base.y);
+        const float c = exp2_fast(s[4 * j + 2] - base.x), d = exp2_fast(s[4 * j + 3] - base.y);
         sums[2 * j] += a + c;
         sums[2 * j + 1] += b + d;
         const uint32_t at = own_p + ((j ^ group) * 16);
@@ -583,21 +582,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   __syncthreads();
   wait_for_previous_kernel();
   const int items = total_rows / rows_per_group * splits;
-  // A score that is hidden stays -inf even where the scale is zero.
-  const Launch p{q,
-                 cache,
-                 lists,
-                 counts,
-                 members,
-                 out,
-                 lse,
-                 rows_per_group,
-                 list_stride,
-                 total_rows,
-                 splits,
-                 items,
-                 fmaxf(fabsf(scale_log2), 1e-30f),
-                 scale_log2 < 0.0f ? 0x80008000u : 0u};
+  const Launch p{q,   cache, lists,          counts,      members,    out,
+                 lse, rows_per_group, list_stride, total_rows, splits, items, scale_log2};
   const uint32_t queries = smem_address(smem), probabilities = queries + kQueryBytes;
   const uint32_t ring = probabilities + 2 * kBlockBytes;
   if (threadIdx.x < kMathThreads) {
