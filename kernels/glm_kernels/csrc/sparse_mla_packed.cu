@@ -5,11 +5,12 @@
 // the M side of the scores (S^T = K Q^T) and latent columns that of the values (O^T = V^T P^T). Of a pair of tiles
 // each of two warpgroups scores one; each sums half of the columns of both. They work one after the other through
 // the chain of maxima, so that one's exponentials run beside the other's products.
-// A maximum is rounded to an integer, so that rescaling is by powers of two and loses nothing.
+// A maximum is rounded to an integer, so that rescaling is by powers of two and loses nothing; and it stays until it
+// is exceeded clearly, since any row's rise costs a pass over all accumulators.
 //
 // Queries lie in the order in which a lane meets a row's bytes (see load_queries).
 //
-// Defines: ROWS (query rows of a group, rounded up to a multiple of 8, at most 64), MEMBERS (each entry of a list says
+// Defines: ROWS (query rows of a group, rounded up to a multiple of 16, at most 64), MEMBERS (each entry of a list says
 // which tokens of the group selected it), WGMMA_SCORES, WGMMA_ROTARY, WGMMA_VALUES (products of ROWS query rows).
 
 constexpr int kRowBytes = 656;
@@ -26,7 +27,7 @@ constexpr float kSlack = 5.0f, kShift = 10.0f;
 constexpr float kLn2 = 0.6931471805599453f;
 // A float with this added is an integer whose bits are ordered like its value.
 constexpr float kMagic = 12582912.0f;
-constexpr float kLimit = 4.0e6f;
+constexpr float kLimit = 4.0e6f;  // maxima are kept within it, where that holds
 
 __device__ const uint4 kNoRow[kRowBytes / 16] = {};  // what an absent slot is gathered from
 
