@@ -64,6 +64,43 @@ SEAMS: tuple[Seam, ...] = (
         "scheduler, and every request with it",
         remove_when="SGLang checks these as it checks token_ids_logprob",
     ),
+    *(
+        Seam(
+            target=f"sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.{step}"
+            "_expert_distribution_record",
+            kind="around",
+            scope="everywhere",
+            implementation="sglang_glm.compat.control_checks:record_experts",
+            why="without a recorder a scheduler raises, which ends the server",
+            remove_when="SGLang answers that there is no recorder",
+        )
+        for step in ("start", "stop", "dump")
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin._execute_profile",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:execute_profile",
+        why="a profile that a scheduler can neither take nor write ends the server, and what it refuses "
+        "is answered with 500 and no word",
+        remove_when="SGLang checks a profile's request",
+    ),
+    Seam(
+        target="sglang.srt.managers.scheduler_components.profiler_manager.SchedulerProfilerManager._profile",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:profile",
+        why="a second profile is started over the first, which ends the server at the next start",
+        remove_when="SGLang heeds its own answer that a profile is in progress",
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.release_memory_occupation",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:release_memory_occupation",
+        why="a scheduler that still serves requests raises, which ends the server",
+        remove_when="SGLang answers that the server is busy",
+    ),
     Seam(
         target="sglang.srt.layers.moe.utils.MoeA2ABackend",
         kind="setting",
@@ -302,6 +339,15 @@ SEAMS: tuple[Seam, ...] = (
         implementation=f"{_HOST}.weight_updater:release_memory_occupation",
         why="/release_memory_occupation waits for CUDA, which ends the server",
         remove_when="SGLang waits for the platform's device",
+    ),
+    Seam(
+        target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+        "resume_memory_occupation",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.weight_updater:resume_memory_occupation",
+        why="/resume_memory_occupation of what was not released ends the server",
+        remove_when="SGLang leaves alone what is not released",
     ),
     _replacement(
         "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
