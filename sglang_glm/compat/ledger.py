@@ -60,9 +60,18 @@ SEAMS: tuple[Seam, ...] = (
         kind="around",
         scope="everywhere",
         implementation="sglang_glm.compat.request_checks:validate_one_request",
-        why="an empty prompt, ids beyond the vocabulary, or more log-probabilities than there are end the "
-        "scheduler, and every request with it",
+        why="an empty prompt, ids beyond the vocabulary, more log-probabilities than there are, or a top_k "
+        "beyond int32 end the scheduler, and every request with it",
         remove_when="SGLang checks these as it checks token_ids_logprob",
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.request_checks:generate_request",
+        why="a request is copied for each of its n answers before anything is checked: the HTTP server "
+        "stands still over a large n, and runs out of memory",
+        remove_when="SGLang bounds n",
     ),
     *(
         Seam(

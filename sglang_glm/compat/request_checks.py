@@ -9,9 +9,50 @@ from typing import TYPE_CHECKING, Any
 from sglang_glm.config import ARCHITECTURES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+MAX_SAMPLES = 1024
+"""Answers to one prompt; each is a request of its own, made before anything of it is checked."""
+
+MAX_TOP_K = 2**31 - 1
+
+
+def generate_request(
+    original: Callable[..., AsyncIterator[dict]],
+    self: TokenizerManager,
+    obj: Any,
+    request: Any = None,
+) -> AsyncIterator[dict]:
+    """AROUND hook: SGLang's form, which copies a request for each of its answers before all checks.
+
+    Raises:
+        ValueError: more answers are asked for than that copying is quick for; SGLang answers it with 400.
+    """
+    if _is_ours(self):
+        check_samples(obj)
+    return original(self, obj, request)
+
+
+def _is_ours(manager: TokenizerManager) -> bool:
+    architectures = manager.model_config.hf_config.architectures or ()
+    return any(name in ARCHITECTURES for name in architectures)
+
+
+def check_samples(obj: Any) -> None:
+    """Refuse more answers to a prompt than `MAX_SAMPLES`: the HTTP server stands still while it copies.
+
+    Raises:
+        ValueError: names the number.
+    """
+    params = getattr(obj, "sampling_params", None) or {}
+    for one in params if isinstance(params, list) else [params]:
+        count = one.get("n")
+        if isinstance(count, int) and count > MAX_SAMPLES:
+            raise ValueError(
+                f"n is {count}, expected at most {MAX_SAMPLES} answers to a prompt; send several requests"
+            )
 
 
 def validate_one_request(
@@ -28,11 +69,12 @@ def validate_one_request(
     Raises:
         ValueError: names what is wrong; SGLang answers it with 400.
     """
-    config = self.model_config
-    if any(name in ARCHITECTURES for name in config.hf_config.architectures or ()):
+    vocab_size = self.model_config.vocab_size
+    if _is_ours(self):
         if input_ids is not None:
-            check_prompt_ids(input_ids, config.vocab_size)
-        check_logprobs(obj, config.vocab_size)
+            check_prompt_ids(input_ids, vocab_size)
+        check_logprobs(obj, vocab_size)
+        check_sampling(obj, vocab_size)
         check_stop_regex(obj)
     original(self, obj, input_ids)
 
@@ -87,6 +129,32 @@ def check_logprobs(obj: Any, vocab_size: int) -> None:
         )
     if top is not None and not 0 <= top <= vocab_size:
         raise ValueError(f"top_logprobs_num is {top}, expected 0 to {vocab_size}, the vocabulary")
+
+
+def check_sampling(obj: Any, vocab_size: int) -> None:
+    """Refuse parameters that pass SGLang's checks and then leave a tensor's type, or the vocabulary.
+
+    Args:
+        obj: One request.
+        vocab_size: Columns of the logits.
+
+    Raises:
+        ValueError: names the parameter and its value.
+    """
+    params = getattr(obj, "sampling_params", None) or {}
+    top_k = params.get("top_k")
+    if isinstance(top_k, int) and top_k > MAX_TOP_K:
+        raise ValueError(
+            f"top_k is {top_k}, expected -1, for the whole vocabulary, or 1 to {MAX_TOP_K}"
+        )
+    if params.get("min_new_tokens"):
+        # Until then their logits are lowered; at other times such an id is one that never comes.
+        for token_id in params.get("stop_token_ids") or []:
+            if token_id is not None and not 0 <= int(token_id) < vocab_size:
+                raise ValueError(
+                    f"stop_token_ids has {token_id} with min_new_tokens, expected token ids from 0 to "
+                    f"{vocab_size - 1}"
+                )
 
 
 def check_stop_regex(obj: Any) -> None:

@@ -5,6 +5,9 @@ test_ids_beyond                each side of the vocabulary, anywhere in the prom
 test_no_ids                    an empty text too is a prompt without ids
 test_logprobs                  of positions and tokens that there are none of
 test_stop_regex                a pattern that does not compile, alone or among others
+test_sampling                  numbers beyond a tensor's type; stop ids where their logits are written
+test_sampling_that_is_served   the edges of these, and ids that no tensor is written at
+test_samples                   too many answers, before SGLang copies the request for each
 test_other_models              their ids are theirs: multimodal ones write some beyond the vocabulary
 test_sglang_checks_still_run   and see what ours has passed
 """
@@ -14,7 +17,12 @@ from typing import Any
 
 import pytest
 
-from sglang_glm.compat.request_checks import check_prompt_ids, validate_one_request
+from sglang_glm.compat.request_checks import (
+    MAX_SAMPLES,
+    check_prompt_ids,
+    generate_request,
+    validate_one_request,
+)
 
 VOCAB = 896
 
@@ -77,6 +85,53 @@ def test_stop_regex(stop_regex: str | list[str]) -> None:
     for good in ("a+", ["a+", "b"], None):
         asked = {"stop_regex": good}
         assert request("GlmMoeDsaForCausalLM", [5], sampling_params=asked) == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "said"),
+    [
+        ({"top_k": 2**31}, "top_k is 2147483648, expected -1"),
+        ({"min_new_tokens": 1, "stop_token_ids": [5, VOCAB]}, f"stop_token_ids has {VOCAB}"),
+        ({"min_new_tokens": 1, "stop_token_ids": [-1]}, "stop_token_ids has -1"),
+    ],
+)
+def test_sampling(sampling: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        request("GlmMoeDsaForCausalLM", [5], sampling_params=sampling)
+    assert request("Qwen2ForCausalLM", [5], sampling_params=sampling) == [[5]]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"top_k": 2**31 - 1},
+        {"top_k": -1},
+        {"stop_token_ids": [VOCAB, -1, None]},
+        {"min_new_tokens": 1, "stop_token_ids": [0, VOCAB - 1, None]},
+        None,
+    ],
+)
+def test_sampling_that_is_served(sampling: dict | None) -> None:
+    assert request("GlmMoeDsaForCausalLM", [5], sampling_params=sampling) == [[5]]
+
+
+@pytest.mark.parametrize("sampling", [{"n": 10**9}, [{"n": 1}, {"n": MAX_SAMPLES + 1}]])
+def test_samples(sampling: Any) -> None:
+    def ask(architecture: str, sampling_params: Any) -> str:
+        manager: Any = types.SimpleNamespace(
+            model_config=types.SimpleNamespace(
+                hf_config=types.SimpleNamespace(architectures=[architecture])
+            )
+        )
+        obj = types.SimpleNamespace(sampling_params=sampling_params)
+        answer: Any = generate_request(lambda *_: "answered", manager, obj)  # type: ignore[arg-type,return-value]
+        return answer
+
+    with pytest.raises(ValueError, match=f"expected at most {MAX_SAMPLES} answers to a prompt"):
+        ask("GlmMoeDsaForCausalLM", sampling)
+    assert ask("Qwen2ForCausalLM", sampling) == "answered"
+    for served in ({"n": MAX_SAMPLES}, {}, None, [{}, {"n": 2}], {"n": None}):
+        assert ask("GlmMoeDsaForCausalLM", served) == "answered"
 
 
 @pytest.mark.parametrize("ids", [[5, VOCAB], []])
