@@ -111,6 +111,23 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="SGLang answers that the server is busy",
     ),
     Seam(
+        target="sglang.srt.session.session_controller.Session.create_req",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.session_tree:create_req",
+        why="a request that replaces a session's others deletes from a table while iterating over it, "
+        "which ends the server",
+        remove_when="SGLang iterates over a copy",
+    ),
+    Seam(
+        target="sglang.srt.session.session_controller.SessionReqNode.clear",
+        kind="before",
+        scope="everywhere",
+        implementation="sglang_glm.compat.session_tree:clear_node",
+        why="a request id that is used again in a session is deleted twice, which ends the server",
+        remove_when="SGLang keeps a node for each request",
+    ),
+    Seam(
         target="sglang.srt.layers.moe.utils.MoeA2ABackend",
         kind="setting",
         scope="everywhere",

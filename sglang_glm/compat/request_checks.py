@@ -6,6 +6,9 @@ import re
 from array import array
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.runtime_context import get_exec
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
 from sglang_glm.config import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -17,6 +20,14 @@ MAX_SAMPLES = 1024
 """Answers to one prompt; each is a request of its own, made before anything of it is checked."""
 
 MAX_TOP_K = 2**31 - 1
+
+_SESSION_FIELDS = {
+    "id": str,
+    "rid": str,
+    "offset": int,
+    "replace": bool,
+    "drop_previous_output": bool,
+}
 
 
 def generate_request(
@@ -75,6 +86,8 @@ def validate_one_request(
             check_prompt_ids(input_ids, vocab_size)
         check_logprobs(obj, vocab_size)
         check_sampling(obj, vocab_size)
+        check_session(obj)
+        check_logit_processor(obj)
         check_stop_regex(obj)
     original(self, obj, input_ids)
 
@@ -155,6 +168,41 @@ def check_sampling(obj: Any, vocab_size: int) -> None:
                     f"stop_token_ids has {token_id} with min_new_tokens, expected token ids from 0 to "
                     f"{vocab_size - 1}"
                 )
+
+
+def check_session(obj: Any) -> None:
+    """Refuse parameters of a session that are of another type: a scheduler looks them up and slices by them.
+
+    Raises:
+        ValueError: names the parameter and its value.
+    """
+    for name, value in (getattr(obj, "session_params", None) or {}).items():
+        if name not in _SESSION_FIELDS:
+            raise ValueError(
+                f"session_params has {name!r}, expected some of {', '.join(_SESSION_FIELDS)}"
+            )
+        if value is not None and type(value) is not _SESSION_FIELDS[name]:
+            raise ValueError(
+                f"session_params.{name} is {value!r}, expected {_SESSION_FIELDS[name].__name__}"
+            )
+
+
+def check_logit_processor(obj: Any) -> None:
+    """Refuse a logit processor that cannot be loaded, where the server allows any.
+
+    Raises:
+        ValueError: says why.
+    """
+    processor = getattr(obj, "custom_logit_processor", None)
+    if not processor or not get_exec().features.enable_custom_logit_processor:
+        return  # without the flag SGLang refuses it, unread
+    try:
+        CustomLogitProcessor.from_str(processor)
+    except Exception as error:
+        raise ValueError(
+            "custom_logit_processor cannot be loaded, expected the text of CustomLogitProcessor.to_str(): "
+            f"{type(error).__name__}: {error}"
+        ) from None
 
 
 def check_stop_regex(obj: Any) -> None:

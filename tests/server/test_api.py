@@ -7,6 +7,7 @@ test_anthropic                  /v1/messages
 test_json_schema                constrained output
 test_too_long                   400 with both numbers
 test_bad_requests               what would end the scheduler gets a 400, and the server serves on
+test_session                    a request that replaces all of a session before it
 test_bad_control_requests       so do the endpoints that record and profile
 test_release_and_resume         of memory, as a trainer asks for it between two rollouts, once and in vain
 test_busy_release               memory of requests that are being served is not released
@@ -181,12 +182,33 @@ def test_too_long(server: Server) -> None:
             {"input_ids": [5], "sampling_params": {"min_new_tokens": 2, "stop_token_ids": [2**20]}},
             "stop_token_ids has 1048576",
         ),
+        (
+            "/generate",
+            {"input_ids": [5], "session_params": {"id": ["s"]}},
+            "session_params.id is ['s'], expected str",
+        ),
     ],
 )
 def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:
     response = server.post(path, **body)
     assert response.status_code == 400 and said in response.text
     assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
+def test_session(server: Server) -> None:
+    assert server.post("/open_session", capacity_of_str_len=100, session_id="s").status_code == 200
+    prompts = []
+    for rid, params in (("a", {}), ("b", {"rid": "a"}), ("c", {"replace": True})):
+        answer = server.post(
+            "/generate",
+            rid=rid,
+            input_ids=[5, 6],
+            session_params={"id": "s", **params},
+            sampling_params={"max_new_tokens": 1},
+        )
+        prompts.append(answer.json()["meta_info"]["prompt_tokens"])
+    assert prompts == [2, 2 + 1 + 2, 2]
+    server.post("/close_session", session_id="s")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ test_logprobs                  of positions and tokens that there are none of
 test_stop_regex                a pattern that does not compile, alone or among others
 test_sampling                  numbers beyond a tensor's type; stop ids where their logits are written
 test_sampling_that_is_served   the edges of these, and ids that no tensor is written at
+test_session                   parameters of another type, and such as there are none of
+test_logit_processor           what cannot be loaded, where the server takes any
 test_samples                   too many answers, before SGLang copies the request for each
 test_other_models              their ids are theirs: multimodal ones write some beyond the vocabulary
 test_sglang_checks_still_run   and see what ours has passed
@@ -16,7 +18,9 @@ import types
 from typing import Any
 
 import pytest
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
+from sglang_glm.compat import request_checks
 from sglang_glm.compat.request_checks import (
     MAX_SAMPLES,
     check_prompt_ids,
@@ -113,6 +117,42 @@ def test_sampling(sampling: dict, said: str) -> None:
 )
 def test_sampling_that_is_served(sampling: dict | None) -> None:
     assert request("GlmMoeDsaForCausalLM", [5], sampling_params=sampling) == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"id": ["s"]}, r"session_params.id is \['s'\], expected str"),
+        ({"id": "s", "rid": {}}, "session_params.rid is {}, expected str"),
+        ({"id": "s", "offset": "x"}, "session_params.offset is 'x', expected int"),
+        ({"id": "s", "offset": 1e30}, r"session_params.offset is 1e\+30, expected int"),
+        ({"id": "s", "replace": 1}, "session_params.replace is 1, expected bool"),
+        ({"name": "s"}, "session_params has 'name', expected some of id, rid, offset"),
+    ],
+)
+def test_session(params: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        request("GlmMoeDsaForCausalLM", [5], session_params=params)
+    served = {"id": "s", "rid": None, "offset": -3, "replace": True, "drop_previous_output": False}
+    for good in (served, {}, None):
+        assert request("GlmMoeDsaForCausalLM", [5], session_params=good) == [[5]]
+
+
+@pytest.mark.parametrize(
+    "processor", ["bogus", "[]", "{}", '{"callable": "zz"}', '{"callable": "00"}', "null"]
+)
+def test_logit_processor(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = types.SimpleNamespace(enable_custom_logit_processor=False)
+    monkeypatch.setattr(
+        request_checks, "get_exec", lambda: types.SimpleNamespace(features=features)
+    )
+    asked = {"custom_logit_processor": processor}
+    assert request("GlmMoeDsaForCausalLM", [5], **asked) == [[5]]
+    features.enable_custom_logit_processor = True
+    with pytest.raises(ValueError, match="custom_logit_processor cannot be loaded, expected"):
+        request("GlmMoeDsaForCausalLM", [5], **asked)
+    for good in (DisallowedTokensLogitsProcessor.to_str(), None):
+        assert request("GlmMoeDsaForCausalLM", [5], custom_logit_processor=good) == [[5]]
 
 
 @pytest.mark.parametrize("sampling", [{"n": 10**9}, [{"n": 1}, {"n": MAX_SAMPLES + 1}]])
