@@ -375,6 +375,15 @@ SEAMS: tuple[Seam, ...] = (
         why="/resume_memory_occupation of what was not released ends the server",
         remove_when="SGLang leaves alone what is not released",
     ),
+    Seam(
+        target="sglang.srt.layers.sampler.Sampler._preprocess_logits",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.sampler:preprocess_logits",
+        why="a grammar that leaves no token makes a row of NaN, on which torch.multinomial raises: the "
+        "server ends",
+        remove_when="SGLang ends a request whose grammar allows nothing",
+    ),
     _replacement(
         "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",
         f"{_HOST}.data_parallel_controller:event_loop",

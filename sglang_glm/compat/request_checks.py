@@ -21,6 +21,9 @@ MAX_SAMPLES = 1024
 
 MAX_TOP_K = 2**31 - 1
 
+MAX_LOGIT_BIAS = 1e30
+"""In fp32 it is finite even after the division by the lowest temperature that is not greedy, 1e-6."""
+
 _SESSION_FIELDS = {
     "id": str,
     "rid": str,
@@ -160,6 +163,13 @@ def check_sampling(obj: Any, vocab_size: int) -> None:
         raise ValueError(
             f"top_k is {top_k}, expected -1, for the whole vocabulary, or 1 to {MAX_TOP_K}"
         )
+    biases = params.get("logit_bias") or {}
+    for token_id, bias in biases.items() if isinstance(biases, dict) else ():
+        if not isinstance(bias, (int, float)) or not abs(bias) <= MAX_LOGIT_BIAS:
+            raise ValueError(
+                f"logit_bias of {token_id} is {bias!r}, expected a number from {-MAX_LOGIT_BIAS:g} to "
+                f"{MAX_LOGIT_BIAS:g}"
+            )
     if params.get("min_new_tokens"):
         # Until then their logits are lowered; at other times such an id is one that never comes.
         for token_id in params.get("stop_token_ids") or []:

@@ -8,6 +8,7 @@ test_json_schema                constrained output
 test_too_long                   400 with both numbers
 test_bad_requests               what would end the scheduler gets a 400, and the server serves on
 test_session                    a request that replaces all of a session before it
+test_empty_grammar              a grammar without any text ends its request alone
 test_bad_control_requests       so do the endpoints that record and profile
 test_release_and_resume         of memory, as a trainer asks for it between two rollouts, once and in vain
 test_busy_release               memory of requests that are being served is not released
@@ -184,6 +185,11 @@ def test_too_long(server: Server) -> None:
         ),
         (
             "/generate",
+            {"input_ids": [5], "sampling_params": {"logit_bias": {"5": 1e39}}},
+            "logit_bias of 5 is 1e+39",
+        ),
+        (
+            "/generate",
             {"input_ids": [5], "session_params": {"id": ["s"]}},
             "session_params.id is ['s'], expected str",
         ),
@@ -192,6 +198,17 @@ def test_too_long(server: Server) -> None:
 def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:
     response = server.post(path, **body)
     assert response.status_code == 400 and said in response.text
+    assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
+@pytest.mark.parametrize(
+    "grammar", [{"ebnf": "root ::= root"}, {"json_schema": '{"$ref": "#"}'}], ids=["ebnf", "schema"]
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_empty_grammar(server: Server, grammar: dict, temperature: int) -> None:
+    params = {"max_new_tokens": 4, "temperature": temperature, **grammar}
+    response = server.post("/generate", input_ids=[5, 6], sampling_params=params)
+    assert response.status_code != 200 and "rammar" in response.text
     assert len(server.generate([5, 6])["output_ids"]) == 8
 
 

@@ -97,6 +97,11 @@ def test_stop_regex(stop_regex: str | list[str]) -> None:
         ({"top_k": 2**31}, "top_k is 2147483648, expected -1"),
         ({"min_new_tokens": 1, "stop_token_ids": [5, VOCAB]}, f"stop_token_ids has {VOCAB}"),
         ({"min_new_tokens": 1, "stop_token_ids": [-1]}, "stop_token_ids has -1"),
+        ({"logit_bias": {"5": float("nan")}}, "logit_bias of 5 is nan, expected a number"),
+        ({"logit_bias": {"4": 1.0, "5": float("-inf")}}, "logit_bias of 5 is -inf"),
+        ({"logit_bias": {"5": 1e39}}, r"logit_bias of 5 is 1e\+39"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias of 5 is 'x'"),
+        ({"logit_bias": {"5": None}}, "logit_bias of 5 is None"),
     ],
 )
 def test_sampling(sampling: dict, said: str) -> None:
@@ -110,6 +115,7 @@ def test_sampling(sampling: dict, said: str) -> None:
     [
         {"top_k": 2**31 - 1},
         {"top_k": -1},
+        {"logit_bias": {"5": -1e30, "6": 100}},
         {"stop_token_ids": [VOCAB, -1, None]},
         {"min_new_tokens": 1, "stop_token_ids": [0, VOCAB - 1, None]},
         None,
