@@ -111,6 +111,15 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="SGLang answers that the server is busy",
     ),
     Seam(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:update_weights_from_disk",
+        why="weights that do not fit are seen after some have been replaced, and the way back reads them "
+        "again, which ends the server",
+        remove_when="SGLang goes back to the weights that it had",
+    ),
+    Seam(
         target="sglang.srt.session.session_controller.Session.create_req",
         kind="around",
         scope="everywhere",

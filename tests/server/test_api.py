@@ -28,7 +28,7 @@ import requests
 
 from tests.support.parity import prompt
 from tests.support.server import Server
-from tests.support.specs import TRUTH_64
+from tests.support.specs import TRUTH_8, TRUTH_64
 
 SERVER = TRUTH_64
 
@@ -241,6 +241,12 @@ def test_session(server: Server) -> None:
         ("/start_profile", {"profile_prefix": "a/b"}, "part of a file name"),
         ("/start_profile", {"output_dir": "/proc/traces"}, "cannot be made"),
         ("/stop_profile", {}, "not in progress"),
+        (
+            "/update_weights_from_disk",
+            {"model_path": TRUTH_8.model},
+            "index_topk of",
+        ),
+        ("/update_weights_from_disk", {"model_path": "/nowhere"}, "Failed to get weights iterator"),
     ],
 )
 def test_bad_control_requests(server: Server, path: str, body: dict, said: str) -> None:
