@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.runtime_context import get_exec
+from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.runtime_context import get_exec, get_observability
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from sglang_glm.config import ARCHITECTURES
@@ -77,7 +79,7 @@ def validate_one_request(
 ) -> None:
     """AROUND hook: SGLang's checks of a request, preceded by those that it lacks.
 
-    Nearly all that they refuse ends the scheduler, and every request with it. Other models are left alone:
+    Nearly all that they refuse ends a process of the server, and every request with it. Other models are left alone:
     multimodal ones write ids beyond the vocabulary on purpose.
 
     Raises:
@@ -91,6 +93,8 @@ def validate_one_request(
         check_sampling(obj, vocab_size)
         check_session(obj)
         check_logit_processor(obj)
+        check_embeddings(obj, self.model_config.hidden_size)
+        check_labels(obj)
         check_stop_regex(obj)
     original(self, obj, input_ids)
 
@@ -213,6 +217,45 @@ def check_logit_processor(obj: Any) -> None:
             "custom_logit_processor cannot be loaded, expected the text of CustomLogitProcessor.to_str(): "
             f"{type(error).__name__}: {error}"
         ) from None
+
+
+def check_embeddings(obj: Any, hidden_size: int) -> None:
+    """Refuse embeddings that no layer can take.
+
+    Args:
+        obj: One request.
+        hidden_size: Numbers in an embedding.
+
+    Raises:
+        ValueError: names the position and what is wrong there.
+    """
+    overrides = getattr(obj, "positional_embed_overrides", None)
+    if overrides is not None and not isinstance(overrides, PositionalEmbeds):
+        raise ValueError(
+            f"positional_embed_overrides is a {type(overrides).__name__}, expected PositionalEmbeds, which "
+            "has no form over HTTP; leave it out"
+        )
+    for position, row in enumerate(getattr(obj, "input_embeds", None) or []):
+        if len(row) != hidden_size or not all(map(math.isfinite, row)):
+            raise ValueError(
+                f"input_embeds[{position}] has {len(row)} numbers, expected {hidden_size}, all finite"
+            )
+
+
+def check_labels(obj: Any) -> None:
+    """Refuse labels that the server's metrics do not have; counting by them ends the HTTP server.
+
+    Raises:
+        ValueError: names the label and the flag.
+    """
+    observability = get_observability()
+    allowed = observability.tokenizer_metrics_allowed_custom_labels or ()
+    for name in getattr(obj, "custom_labels", None) or {}:
+        if name not in allowed and observability.enable_metrics:
+            raise ValueError(
+                f"custom_labels has {name!r}, expected some of {list(allowed)}; start the server with "
+                "--tokenizer-metrics-allowed-custom-labels for others"
+            )
 
 
 def check_stop_regex(obj: Any) -> None:

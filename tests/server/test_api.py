@@ -193,6 +193,12 @@ def test_too_long(server: Server) -> None:
             {"input_ids": [5], "session_params": {"id": ["s"]}},
             "session_params.id is ['s'], expected str",
         ),
+        (
+            "/generate",
+            {"input_ids": [5], "positional_embed_overrides": {}},
+            "positional_embed_overrides is a dict",
+        ),
+        ("/generate", {"input_ids": [5], "custom_labels": {"a": "b"}}, "custom_labels has 'a'"),
     ],
 )
 def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:

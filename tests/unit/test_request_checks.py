@@ -9,6 +9,8 @@ test_sampling                  numbers beyond a tensor's type; stop ids where th
 test_sampling_that_is_served   the edges of these, and ids that no tensor is written at
 test_session                   parameters of another type, and such as there are none of
 test_logit_processor           what cannot be loaded, where the server takes any
+test_embeddings                rows of another width, NaN, and objects that HTTP cannot carry
+test_labels                    metrics that are counted by labels that they lack
 test_samples                   too many answers, before SGLang copies the request for each
 test_other_models              their ids are theirs: multimodal ones write some beyond the vocabulary
 test_sglang_checks_still_run   and see what ours has passed
@@ -18,6 +20,8 @@ import types
 from typing import Any
 
 import pytest
+import torch
+from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
 from sglang_glm.compat import request_checks
@@ -29,6 +33,20 @@ from sglang_glm.compat.request_checks import (
 )
 
 VOCAB = 896
+HIDDEN = 4
+
+
+@pytest.fixture(autouse=True)
+def server_flags(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """What the server was started with."""
+    flags = types.SimpleNamespace(
+        enable_custom_logit_processor=False,
+        enable_metrics=True,
+        tokenizer_metrics_allowed_custom_labels=["team"],
+    )
+    monkeypatch.setattr(request_checks, "get_exec", lambda: types.SimpleNamespace(features=flags))
+    monkeypatch.setattr(request_checks, "get_observability", lambda: flags)
+    return flags
 
 
 def request(
@@ -38,7 +56,9 @@ def request(
     reached = []
     manager: Any = types.SimpleNamespace(
         model_config=types.SimpleNamespace(
-            vocab_size=VOCAB, hf_config=types.SimpleNamespace(architectures=[architecture])
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            hf_config=types.SimpleNamespace(architectures=[architecture]),
         )
     )
     obj = types.SimpleNamespace(**fields)
@@ -147,18 +167,42 @@ def test_session(params: dict, said: str) -> None:
 @pytest.mark.parametrize(
     "processor", ["bogus", "[]", "{}", '{"callable": "zz"}', '{"callable": "00"}', "null"]
 )
-def test_logit_processor(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    features = types.SimpleNamespace(enable_custom_logit_processor=False)
-    monkeypatch.setattr(
-        request_checks, "get_exec", lambda: types.SimpleNamespace(features=features)
-    )
+def test_logit_processor(processor: str, server_flags: types.SimpleNamespace) -> None:
     asked = {"custom_logit_processor": processor}
     assert request("GlmMoeDsaForCausalLM", [5], **asked) == [[5]]
-    features.enable_custom_logit_processor = True
+    server_flags.enable_custom_logit_processor = True
     with pytest.raises(ValueError, match="custom_logit_processor cannot be loaded, expected"):
         request("GlmMoeDsaForCausalLM", [5], **asked)
     for good in (DisallowedTokensLogitsProcessor.to_str(), None):
         assert request("GlmMoeDsaForCausalLM", [5], custom_logit_processor=good) == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"input_embeds": [[0.5] * 3]}, r"input_embeds\[0\] has 3 numbers, expected 4"),
+        ({"input_embeds": [[0.5] * 4, [0.5] * 5]}, r"input_embeds\[1\] has 5 numbers"),
+        ({"input_embeds": [[0.5, 0.5, 0.5, float("nan")]]}, "all finite"),
+        ({"input_embeds": [[0.5, 0.5, 0.5, float("inf")]]}, "all finite"),
+        ({"positional_embed_overrides": {}}, "positional_embed_overrides is a dict"),
+        ({"positional_embed_overrides": [1]}, "positional_embed_overrides is a list"),
+    ],
+)
+def test_embeddings(fields: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        request("GlmMoeDsaForCausalLM", [5], **fields)
+    overrides = PositionalEmbeds(embeds=[torch.zeros(HIDDEN)], positions=[0])
+    good = {"input_embeds": [[0.5] * HIDDEN] * 2, "positional_embed_overrides": overrides}
+    assert request("GlmMoeDsaForCausalLM", [5], **good) == [[5]]
+
+
+def test_labels(server_flags: types.SimpleNamespace) -> None:
+    asked = {"custom_labels": {"team": "a", "other": "b"}}
+    with pytest.raises(ValueError, match=r"custom_labels has 'other', expected some of \['team'\]"):
+        request("GlmMoeDsaForCausalLM", [5], **asked)
+    assert request("GlmMoeDsaForCausalLM", [5], custom_labels={"team": "a"}) == [[5]]
+    server_flags.enable_metrics = False
+    assert request("GlmMoeDsaForCausalLM", [5], **asked) == [[5]]
 
 
 @pytest.mark.parametrize("sampling", [{"n": 10**9}, [{"n": 1}, {"n": MAX_SAMPLES + 1}]])
