@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from fastapi import HTTPException
 from sglang.srt.configs.load_config import LoadFormat
-from sglang.srt.managers.io_struct import ProfileReqOutput, ProfileReqType
+from sglang.srt.managers.io_struct import (
+    ProfileReqOutput,
+    ProfileReqType,
+    UpdateWeightsFromTensorReqOutput,
+)
 from sglang.srt.runtime_context import get_exec
 from transformers import PretrainedConfig
 
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_NAME = 100
 """Bytes of each of the two names that a trace's file name is made of; a file name has at most 255."""
+
+LOG_REQUESTS_LEVELS = range(4)
 
 _NEEDS_CUDA = ("MEM", "CUDA_PROFILER")
 
@@ -186,3 +194,35 @@ def check_weight_update(model_path: str, load_format: str | None, *, served: str
                 f"{field} of {model_path} is {value}, expected {old[field]} as in the model that is served; "
                 "start another server for it"
             )
+
+
+def update_weights_from_tensor(
+    original: Callable[[Any, Any], UpdateWeightsFromTensorReqOutput], self: Any, recv_req: Any
+) -> UpdateWeightsFromTensorReqOutput:
+    """AROUND hook of a scheduler's: what cannot be unpacked or loaded is an answer, not its end."""
+    try:
+        return original(self, recv_req)
+    except Exception as error:
+        # SGLang's form ends in this barrier; ranks that could load wait there.
+        torch.distributed.barrier(group=self.tp_cpu_group)
+        return UpdateWeightsFromTensorReqOutput(
+            success=False,
+            message=f"the tensors were not loaded, or not all of them: {type(error).__name__}: {error}",
+        )
+
+
+def configure_logging(original: Callable[[Any, Any], None], self: Any, obj: Any) -> None:
+    """AROUND hook of the HTTP server's: SGLang keeps a level that it cannot log at, and fails from then on.
+
+    Raises:
+        HTTPException: 400, names the field and what is expected.
+    """
+    level, name = obj.log_requests_level, obj.log_level
+    if level is not None and level not in LOG_REQUESTS_LEVELS:
+        raise HTTPException(400, f"log_requests_level is {level}, expected 0 to 3")
+    names = logging.getLevelNamesMapping()
+    if name is not None and name.upper() not in names:
+        raise HTTPException(
+            400, f"log_level is {name!r}, expected one of {', '.join(names).lower()}"
+        )
+    original(self, obj)

@@ -120,6 +120,23 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="SGLang goes back to the weights that it had",
     ),
     Seam(
+        target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+        "update_weights_from_tensor",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:update_weights_from_tensor",
+        why="tensors that cannot be unpacked end the server",
+        remove_when="SGLang answers that they cannot",
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.configure_logging",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:configure_logging",
+        why="a level that does not exist is kept, and every request after it is answered with 500",
+        remove_when="SGLang checks the level before it keeps it",
+    ),
+    Seam(
         target="sglang.srt.session.session_controller.Session.create_req",
         kind="around",
         scope="everywhere",

@@ -10,6 +10,7 @@ test_bad_requests               what would end the scheduler gets a 400, and the
 test_session                    a request that replaces all of a session before it
 test_empty_grammar              a grammar without any text ends its request alone
 test_bad_control_requests       so do the endpoints that record and profile
+test_bad_tensors                nor do weights that cannot be unpacked end it
 test_release_and_resume         of memory, as a trainer asks for it between two rollouts, once and in vain
 test_busy_release               memory of requests that are being served is not released
 test_profile                    a profile of one batch is written, and another after it; never two at a time
@@ -252,12 +253,23 @@ def test_session(server: Server) -> None:
             {"model_path": TRUTH_8.model},
             "index_topk of",
         ),
+        ("/configure_logging", {"log_requests_level": 99}, "log_requests_level is 99"),
+        ("/configure_logging", {"log_level": "bogus"}, "log_level is 'bogus'"),
         ("/update_weights_from_disk", {"model_path": "/nowhere"}, "Failed to get weights iterator"),
     ],
 )
 def test_bad_control_requests(server: Server, path: str, body: dict, said: str) -> None:
     response = server.post(path, **body)
     assert response.status_code == 400 and said in response.text
+    assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
+@pytest.mark.parametrize("payload", [[], ["AAAA"]])
+def test_bad_tensors(server: Server, payload: list[str]) -> None:
+    assert server.post("/begin_weight_update").status_code == 200
+    response = server.post("/update_weights_from_tensor", serialized_named_tensors=payload)
+    assert response.status_code == 400 and "were not loaded" in response.text
+    assert server.post("/end_weight_update").status_code == 200
     assert len(server.generate([5, 6])["output_ids"]) == 8
 
 

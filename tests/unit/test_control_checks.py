@@ -7,6 +7,8 @@ test_answers              what a scheduler refuses is a 400 with its words; stop
 test_one_profile          a second start is refused, a stop and a later start are not
 test_weights_that_fit     a copy of what is served, and names that are left to SGLang
 test_weights_that_do_not  another format, a shortened file, another shape, no config; SGLang is not asked
+test_tensors              an error while they are loaded is an answer, after the barrier of all ranks
+test_logging              levels that do not exist
 test_busy                 memory of a server with requests is not released unless it is paused
 """
 
@@ -18,8 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fastapi import HTTPException
-from sglang.srt.managers.io_struct import ProfileReq, ProfileReqOutput, ProfileReqType
+from sglang.srt.managers.io_struct import (
+    ConfigureLoggingReq,
+    ProfileReq,
+    ProfileReqOutput,
+    ProfileReqType,
+    UpdateWeightsFromTensorReqOutput,
+)
 
 from sglang_glm.compat import control_checks
 from sglang_glm.compat.control_checks import check_profile
@@ -171,6 +180,49 @@ def test_weights_that_do_not(tmp_path: Path) -> None:
     ):
         (updated, message, _), asked = update(folder, load_format)
         assert not updated and message.startswith(said) and asked == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_tensors(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    barriers = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda group: barriers.append(group))
+
+    def original(manager: Any, req: str) -> UpdateWeightsFromTensorReqOutput:
+        if fails:
+            raise IndexError("no payload of rank 0")
+        return UpdateWeightsFromTensorReqOutput(success=True, message=req)
+
+    manager = types.SimpleNamespace(tp_cpu_group="ranks")
+    answer = control_checks.update_weights_from_tensor(original, manager, "loaded")
+    assert answer.success is not fails and barriers == ["ranks"] * fails
+    said = "not all of them: IndexError: no payload of rank 0" if fails else "loaded"
+    assert answer.message.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"log_requests_level": 99}, "log_requests_level is 99, expected 0 to 3"),
+        ({"log_requests_level": -1}, "log_requests_level is -1"),
+        ({"log_level": "bogus"}, "log_level is 'bogus', expected one of critical, "),
+        ({"log_requests_level": 3, "log_level": "Info"}, None),
+        ({}, None),
+    ],
+)
+def test_logging(fields: dict, said: str | None) -> None:
+    asked: list[ConfigureLoggingReq] = []
+
+    def original(manager: Any, obj: ConfigureLoggingReq) -> None:
+        asked.append(obj)
+
+    obj = ConfigureLoggingReq(**fields)
+    if said is None:
+        control_checks.configure_logging(original, None, obj)
+    else:
+        with pytest.raises(HTTPException, match=said) as refused:
+            control_checks.configure_logging(original, None, obj)
+        assert refused.value.status_code == 400
+    assert asked == [obj] * (said is None)
 
 
 def test_busy() -> None:
