@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from fastapi import HTTPException
-from sglang.srt.configs.load_config import LoadFormat
-from sglang.srt.managers.io_struct import (
-    ProfileReqOutput,
-    ProfileReqType,
-    UpdateWeightsFromTensorReqOutput,
-)
+from sglang.srt.managers.io_struct import ProfileReqOutput, ProfileReqType
 from sglang.srt.runtime_context import get_exec
-from transformers import PretrainedConfig
 
-from sglang_glm.checkpoint.files import check_files
-from sglang_glm.config import GlmDsaConfig, is_glm_moe_dsa
 from sglang_glm.platform import has_cuda
 
 if TYPE_CHECKING:
@@ -140,75 +130,6 @@ def release_memory_occupation(
             "/pause_generation with mode retract"
         )
     return original(self, obj, request)
-
-
-async def update_weights_from_disk(
-    original: Callable[..., Awaitable[tuple[bool, str, int]]],
-    self: Any,
-    obj: Any,
-    request: Any = None,
-) -> tuple[bool, str, int]:
-    """AROUND hook of the HTTP server's: weights that cannot be loaded are refused before any is replaced.
-
-    SGLang would go back to the weights before, but reads them from where it read the wrong ones.
-
-    Returns:
-        As SGLang: whether the weights are updated, what to say (SGLang answers failures with 400), and 0.
-    """
-    if is_glm_moe_dsa(self.model_config.hf_config.architectures):
-        try:
-            check_weight_update(obj.model_path, obj.load_format, served=self.model_path)
-        except ValueError as error:
-            return False, str(error), 0
-    return await original(self, obj, request)
-
-
-def check_weight_update(model_path: str, load_format: str | None, *, served: str) -> None:
-    """Refuse a checkpoint that does not fit the model that is being served.
-
-    Args:
-        model_path: Where the new weights lie. A name that is no folder is left to SGLang.
-        load_format: None for the server's own.
-        served: Where the present ones came from.
-
-    Raises:
-        ValueError: names the format, the file or the field.
-    """
-    formats = [one.value for one in LoadFormat]
-    if load_format is not None and load_format.lower() not in formats:
-        raise ValueError(f"load_format is {load_format!r}, expected one of {', '.join(formats)}")
-    folder = Path(model_path)
-    if not folder.is_dir():
-        return
-    check_files(folder)
-    try:
-        new, old = (
-            dataclasses.asdict(GlmDsaConfig.from_hf(PretrainedConfig.get_config_dict(path)[0]))
-            for path in (model_path, served)
-        )
-    except OSError as error:
-        raise ValueError(f"config.json of {model_path} cannot be read: {error}") from None
-    for field, value in new.items():
-        if value != old[field]:
-            raise ValueError(
-                f"{field} of {model_path} is {value}, expected {old[field]} as in the model that is served; "
-                "start another server for it"
-            )
-
-
-def update_weights_from_tensor(
-    original: Callable[[Any, Any], UpdateWeightsFromTensorReqOutput], self: Any, recv_req: Any
-) -> UpdateWeightsFromTensorReqOutput:
-    """AROUND hook of a scheduler's: what cannot be unpacked or loaded is an answer, not its end."""
-    try:
-        return original(self, recv_req)
-    except Exception as error:
-        # SGLang's form ends in this barrier; ranks that could load wait there.
-        torch.distributed.barrier(group=self.tp_cpu_group)
-        return UpdateWeightsFromTensorReqOutput(
-            success=False,
-            message=f"the tensors were not loaded, or not all of them: {type(error).__name__}: {error}",
-        )
 
 
 def configure_logging(original: Callable[[Any, Any], None], self: Any, obj: Any) -> None:

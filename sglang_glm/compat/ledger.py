@@ -114,7 +114,7 @@ SEAMS: tuple[Seam, ...] = (
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk",
         kind="around",
         scope="everywhere",
-        implementation="sglang_glm.compat.control_checks:update_weights_from_disk",
+        implementation="sglang_glm.compat.weight_checks:update_weights_from_disk",
         why="weights that do not fit are seen after some have been replaced, and the way back reads them "
         "again, which ends the server",
         remove_when="SGLang goes back to the weights that it had",
@@ -124,9 +124,31 @@ SEAMS: tuple[Seam, ...] = (
         "update_weights_from_tensor",
         kind="around",
         scope="everywhere",
-        implementation="sglang_glm.compat.control_checks:update_weights_from_tensor",
+        implementation="sglang_glm.compat.weight_checks:update_weights_from_tensor",
         why="tensors that cannot be unpacked end the server",
         remove_when="SGLang answers that they cannot",
+    ),
+    *(
+        Seam(
+            target=f"sglang.srt.managers.{method}",
+            kind="around",
+            scope="everywhere",
+            implementation=f"sglang_glm.compat.weight_checks:{ours}",
+            why="a group of processes that cannot be formed, or was not, ends the server",
+            remove_when="SGLang answers that there is no such group",
+        )
+        for method, ours in (
+            (
+                "scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+                ".init_weights_update_group",
+                "init_weights_update_group",
+            ),
+            (
+                "scheduler.Scheduler.init_weights_send_group_for_remote_instance",
+                "init_weights_send_group",
+            ),
+            ("scheduler.Scheduler.send_weights_to_remote_instance", "send_weights"),
+        )
     ),
     Seam(
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager.configure_logging",

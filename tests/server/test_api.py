@@ -253,6 +253,16 @@ def test_session(server: Server) -> None:
             {"model_path": TRUTH_8.model},
             "index_topk of",
         ),
+        (
+            "/send_weights_to_remote_instance",
+            {"master_address": "127.0.0.1", "ports": "1"},
+            "KeyError",
+        ),
+        (
+            "/init_weights_send_group_for_remote_instance",
+            {"master_address": "127.0.0.1", "ports": "1,2", "group_rank": 0, "world_size": 1},
+            "Expected 1 ports",
+        ),
         ("/configure_logging", {"log_requests_level": 99}, "log_requests_level is 99"),
         ("/configure_logging", {"log_level": "bogus"}, "log_level is 'bogus'"),
         ("/update_weights_from_disk", {"model_path": "/nowhere"}, "Failed to get weights iterator"),

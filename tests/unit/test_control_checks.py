@@ -5,34 +5,26 @@ test_profiles_refused     each field that a scheduler would raise on, before and
 test_profiles_taken       what is fine reaches SGLang, and its folder is made
 test_answers              what a scheduler refuses is a 400 with its words; stopping is not checked
 test_one_profile          a second start is refused, a stop and a later start are not
-test_weights_that_fit     a copy of what is served, and names that are left to SGLang
-test_weights_that_do_not  another format, a shortened file, another shape, no config; SGLang is not asked
-test_tensors              an error while they are loaded is an answer, after the barrier of all ranks
 test_logging              levels that do not exist
 test_busy                 memory of a server with requests is not released unless it is paused
 """
 
 import asyncio
-import json
-import shutil
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from fastapi import HTTPException
 from sglang.srt.managers.io_struct import (
     ConfigureLoggingReq,
     ProfileReq,
     ProfileReqOutput,
     ProfileReqType,
-    UpdateWeightsFromTensorReqOutput,
 )
 
 from sglang_glm.compat import control_checks
 from sglang_glm.compat.control_checks import check_profile
-from tests.support.checkpoints import checkpoint
 
 STOP = ProfileReqType.STOP_PROFILE
 
@@ -127,76 +119,6 @@ def test_one_profile() -> None:
     assert not refused.success and "/stop_profile first" in refused.message
     assert control_checks.profile(original, manager, stop).success
     assert control_checks.profile(original, manager, start).success
-
-
-SERVED = checkpoint("--mtp", "--index-topk", "8")
-
-
-def update(folder: Path, load_format: str | None = None) -> tuple[tuple[bool, str, int], int]:
-    """What is answered, and how often SGLang was asked."""
-    asked = []
-
-    async def original(manager: Any, obj: Any, request: Any) -> tuple[bool, str, int]:
-        asked.append(obj)
-        return True, "updated", 0
-
-    manager = types.SimpleNamespace(
-        model_path=SERVED,
-        model_config=types.SimpleNamespace(
-            hf_config=types.SimpleNamespace(architectures=["GlmMoeDsaForCausalLM"])
-        ),
-    )
-    obj = types.SimpleNamespace(model_path=str(folder), load_format=load_format)
-    answer = control_checks.update_weights_from_disk(original, manager, obj)
-    return asyncio.run(answer), len(asked)
-
-
-def copy(folder: Path, **changes: Any) -> Path:
-    shutil.copytree(SERVED, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return folder
-
-
-def test_weights_that_fit(tmp_path: Path) -> None:
-    for folder in (copy(tmp_path / "same"), Path("some/name")):
-        assert update(folder) == ((True, "updated", 0), 1)
-    assert update(Path(SERVED), "safetensors") == ((True, "updated", 0), 1)
-
-
-def test_weights_that_do_not(tmp_path: Path) -> None:
-    short = copy(tmp_path / "short")
-    file = next(short.glob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-1])
-    (tmp_path / "empty").mkdir()
-    torn = copy(tmp_path / "torn")
-    (torn / "config.json").write_text("{")
-    for folder, load_format, said in (
-        (Path(SERVED), "bogus", "load_format is 'bogus', expected one of auto, "),
-        (short, None, f"checkpoint file {file}"),
-        (copy(tmp_path / "other", index_topk=16), None, "index_topk of "),
-        (tmp_path / "empty", None, "GlmDsaConfig: model_type is None"),
-        (torn, None, f"config.json of {torn} cannot be read"),
-    ):
-        (updated, message, _), asked = update(folder, load_format)
-        assert not updated and message.startswith(said) and asked == 0
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_tensors(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    barriers = []
-    monkeypatch.setattr(torch.distributed, "barrier", lambda group: barriers.append(group))
-
-    def original(manager: Any, req: str) -> UpdateWeightsFromTensorReqOutput:
-        if fails:
-            raise IndexError("no payload of rank 0")
-        return UpdateWeightsFromTensorReqOutput(success=True, message=req)
-
-    manager = types.SimpleNamespace(tp_cpu_group="ranks")
-    answer = control_checks.update_weights_from_tensor(original, manager, "loaded")
-    assert answer.success is not fails and barriers == ["ranks"] * fails
-    said = "not all of them: IndexError: no payload of rank 0" if fails else "loaded"
-    assert answer.message.endswith(said)
 
 
 @pytest.mark.parametrize(
