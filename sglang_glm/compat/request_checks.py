@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import re._parser as sre_parse  # type: ignore[import-not-found]
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,7 @@ def validate_one_request(
     if _is_ours(self):
         if input_ids is not None:
             check_prompt_ids(input_ids, vocab_size)
+            check_positions(obj, len(input_ids))
         check_logprobs(obj, vocab_size)
         check_sampling(obj, vocab_size)
         check_session(obj)
@@ -258,8 +260,28 @@ def check_labels(obj: Any) -> None:
             )
 
 
+def check_positions(obj: Any, num_tokens: int) -> None:
+    """Refuse positions to score at that the prompt does not have.
+
+    Args:
+        obj: One request.
+        num_tokens: Tokens of its prompt.
+
+    Raises:
+        ValueError: names the field and the position.
+    """
+    for field in ("token_indices_to_pool", "multi_item_delimiter_indices"):
+        for position in getattr(obj, field, None) or []:
+            if not 0 <= position < num_tokens:
+                raise ValueError(
+                    f"{field} has {position}, expected positions of the prompt, 0 to {num_tokens - 1}"
+                )
+
+
 def check_stop_regex(obj: Any) -> None:
-    """Refuse patterns that do not compile; SGLang answers those with 500 and no word.
+    """Refuse patterns that do not compile, which SGLang answers with 500, or may never end.
+
+    They are searched for in the whole answer after every token, by a scheduler that does nothing else then.
 
     Raises:
         ValueError: names the pattern and what is wrong with it.
@@ -268,7 +290,42 @@ def check_stop_regex(obj: Any) -> None:
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"stop_regex is {pattern!r}, expected a regular expression: {error}"
             ) from None
+        if _repeats_repeats(sre_parse.parse(pattern)):
+            raise ValueError(
+                f"stop_regex is {pattern!r}, which repeats what consists of repeats: a search may try "
+                "exponentially many divisions of the same text; write a+ for (a+)+"
+            )
+
+
+def _repeats_repeats(pattern: sre_parse.SubPattern) -> bool:
+    """Whether a part without upper bound consists of nothing but parts without upper bound."""
+    if any(map(_repeats_repeats, _parts(pattern))):
+        return True
+    return any(
+        _is_unbounded(operator, value) and all(_is_unbounded(*one) for one in _flat(value[2]))
+        for operator, value in pattern
+    )
+
+
+def _is_unbounded(operator: Any, value: Any) -> bool:
+    backtracks = (sre_parse.MAX_REPEAT, sre_parse.MIN_REPEAT)
+    return operator in backtracks and value[1] == sre_parse.MAXREPEAT
+
+
+def _flat(pattern: sre_parse.SubPattern) -> list[tuple[Any, Any]]:
+    """The parts of a pattern, those of its groups in their place."""
+    flat = []
+    for operator, value in pattern:
+        flat += _flat(value[3]) if operator == sre_parse.SUBPATTERN else [(operator, value)]
+    return flat
+
+
+def _parts(pattern: sre_parse.SubPattern) -> list[sre_parse.SubPattern]:
+    """The patterns within a pattern: of groups, repeats and branches."""
+    items = [item for _, value in pattern if isinstance(value, tuple) for item in value]
+    parts = [part for item in items for part in (item if isinstance(item, list) else [item])]
+    return [part for part in parts if isinstance(part, sre_parse.SubPattern)]

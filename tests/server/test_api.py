@@ -200,6 +200,16 @@ def test_too_long(server: Server) -> None:
             "positional_embed_overrides is a dict",
         ),
         ("/generate", {"input_ids": [5], "custom_labels": {"a": "b"}}, "custom_labels has 'a'"),
+        (
+            "/generate",
+            {"input_ids": [5], "token_indices_to_pool": [9]},
+            "token_indices_to_pool has 9",
+        ),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"stop_regex": "(x+x+)+y"}},
+            "repeats what consists of repeats",
+        ),
     ],
 )
 def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:

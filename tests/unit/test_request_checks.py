@@ -4,9 +4,11 @@ test_ids_of_the_vocabulary     both edges pass
 test_ids_beyond                each side of the vocabulary, anywhere in the prompt, and what is no id
 test_no_ids                    an empty text too is a prompt without ids
 test_logprobs                  of positions and tokens that there are none of
-test_stop_regex                a pattern that does not compile, alone or among others
+test_stop_regex*               a pattern that does not compile, alone or among others, or is too large
 test_sampling                  numbers beyond a tensor's type; stop ids where their logits are written
 test_sampling_that_is_served   the edges of these, and ids that no tensor is written at
+test_exponential_regex         repeats of nothing but repeats, and patterns that only look like it
+test_positions                 to score at, beyond the prompt
 test_session                   parameters of another type, and such as there are none of
 test_logit_processor           what cannot be loaded, where the server takes any
 test_embeddings                rows of another width, NaN, and objects that HTTP cannot carry
@@ -102,6 +104,11 @@ def test_logprobs(field: str, bad: tuple[int, ...], good: tuple[int | None, ...]
         assert request("GlmMoeDsaForCausalLM", [5], **(asked | {field: value})) == [[5]]
 
 
+def test_stop_regex_too_large() -> None:
+    with pytest.raises(ValueError, match="repetition number is too large"):
+        request("GlmMoeDsaForCausalLM", [5], sampling_params={"stop_regex": "a{99999999999}"})
+
+
 @pytest.mark.parametrize("stop_regex", ["(", ["a", "(b"]])
 def test_stop_regex(stop_regex: str | list[str]) -> None:
     with pytest.raises(ValueError, match=r"stop_regex is '\(b?', expected a regular expression: "):
@@ -109,6 +116,41 @@ def test_stop_regex(stop_regex: str | list[str]) -> None:
     for good in ("a+", ["a+", "b"], None):
         asked = {"stop_regex": good}
         assert request("GlmMoeDsaForCausalLM", [5], sampling_params=asked) == [[5]]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "refused"),
+    [
+        ("(a+)+", True),
+        ("(x+x+)+y", True),
+        ("b(?:(a*))*", True),
+        ("(a+?)*$", True),
+        ("c|d(e|(f+)+)", True),
+        (r"(\s*\w*)*", True),
+        ("(a+,)+", False),
+        ("(foo|bar)+", False),
+        ("(a+){3}", False),
+        ("(a{2,3})+", False),
+        ("(a++)+", False),
+        (r"\n+END\s*$", False),
+        ("", False),
+    ],
+)
+def test_exponential_regex(pattern: str, refused: bool) -> None:
+    asked = {"stop_regex": ["x", pattern]}
+    if refused:
+        with pytest.raises(ValueError, match="which repeats what consists of repeats"):
+            request("GlmMoeDsaForCausalLM", [5], sampling_params=asked)
+    else:
+        assert request("GlmMoeDsaForCausalLM", [5], sampling_params=asked) == [[5]]
+
+
+@pytest.mark.parametrize("field", ["token_indices_to_pool", "multi_item_delimiter_indices"])
+def test_positions(field: str) -> None:
+    for bad in (3, -1):
+        with pytest.raises(ValueError, match=f"{field} has {bad}, expected .* 0 to 2"):
+            request("GlmMoeDsaForCausalLM", [5, 6, 7], **{field: [0, bad]})
+    assert request("GlmMoeDsaForCausalLM", [5, 6, 7], **{field: [0, 2]}) == [[5, 6, 7]]
 
 
 @pytest.mark.parametrize(
