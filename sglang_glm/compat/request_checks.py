@@ -1,10 +1,8 @@
-"""Requests that would end a scheduler are answered with 400 instead."""
+"""Requests to generate that would end a process of the server are answered with 400 instead."""
 
 from __future__ import annotations
 
 import math
-import re
-import re._parser as sre_parse  # type: ignore[import-not-found]
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,8 @@ from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.runtime_context import get_exec, get_observability
 from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
-from sglang_glm.config import ARCHITECTURES
+from sglang_glm.compat.stop_patterns import check_stop_regex
+from sglang_glm.config import is_glm_moe_dsa
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -47,14 +46,9 @@ def generate_request(
     Raises:
         ValueError: more answers are asked for than that copying is quick for; SGLang answers it with 400.
     """
-    if _is_ours(self):
+    if is_glm_moe_dsa(self.model_config.hf_config.architectures):
         check_samples(obj)
     return original(self, obj, request)
-
-
-def _is_ours(manager: TokenizerManager) -> bool:
-    architectures = manager.model_config.hf_config.architectures or ()
-    return any(name in ARCHITECTURES for name in architectures)
 
 
 def check_samples(obj: Any) -> None:
@@ -87,7 +81,7 @@ def validate_one_request(
         ValueError: names what is wrong; SGLang answers it with 400.
     """
     vocab_size = self.model_config.vocab_size
-    if _is_ours(self):
+    if is_glm_moe_dsa(self.model_config.hf_config.architectures):
         if input_ids is not None:
             check_prompt_ids(input_ids, vocab_size)
             check_positions(obj, len(input_ids))
@@ -276,56 +270,3 @@ def check_positions(obj: Any, num_tokens: int) -> None:
                 raise ValueError(
                     f"{field} has {position}, expected positions of the prompt, 0 to {num_tokens - 1}"
                 )
-
-
-def check_stop_regex(obj: Any) -> None:
-    """Refuse patterns that do not compile, which SGLang answers with 500, or may never end.
-
-    They are searched for in the whole answer after every token, by a scheduler that does nothing else then.
-
-    Raises:
-        ValueError: names the pattern and what is wrong with it.
-    """
-    patterns = (getattr(obj, "sampling_params", None) or {}).get("stop_regex") or []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(
-                f"stop_regex is {pattern!r}, expected a regular expression: {error}"
-            ) from None
-        if _repeats_repeats(sre_parse.parse(pattern)):
-            raise ValueError(
-                f"stop_regex is {pattern!r}, which repeats what consists of repeats: a search may try "
-                "exponentially many divisions of the same text; write a+ for (a+)+"
-            )
-
-
-def _repeats_repeats(pattern: sre_parse.SubPattern) -> bool:
-    """Whether a part without upper bound consists of nothing but parts without upper bound."""
-    if any(map(_repeats_repeats, _parts(pattern))):
-        return True
-    return any(
-        _is_unbounded(operator, value) and all(_is_unbounded(*one) for one in _flat(value[2]))
-        for operator, value in pattern
-    )
-
-
-def _is_unbounded(operator: Any, value: Any) -> bool:
-    backtracks = (sre_parse.MAX_REPEAT, sre_parse.MIN_REPEAT)
-    return operator in backtracks and value[1] == sre_parse.MAXREPEAT
-
-
-def _flat(pattern: sre_parse.SubPattern) -> list[tuple[Any, Any]]:
-    """The parts of a pattern, those of its groups in their place."""
-    flat = []
-    for operator, value in pattern:
-        flat += _flat(value[3]) if operator == sre_parse.SUBPATTERN else [(operator, value)]
-    return flat
-
-
-def _parts(pattern: sre_parse.SubPattern) -> list[sre_parse.SubPattern]:
-    """The patterns within a pattern: of groups, repeats and branches."""
-    items = [item for _, value in pattern if isinstance(value, tuple) for item in value]
-    parts = [part for item in items for part in (item if isinstance(item, list) else [item])]
-    return [part for part in parts if isinstance(part, sre_parse.SubPattern)]
