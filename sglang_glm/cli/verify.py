@@ -178,7 +178,7 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[ServerClient, Path 
     from sglang_glm.platform import has_accelerator
     from sglang_glm.verification.client import ServerClient
     from sglang_glm.verification.layers import DUMP_FLAG
-    from sglang_glm.verification.local_server import serve
+    from sglang_glm.verification.local_server import LocalServer
 
     if arguments.url is not None:
         if arguments.server_args:
@@ -196,12 +196,11 @@ def _server(arguments: argparse.Namespace) -> Iterator[tuple[ServerClient, Path 
             dump = Path(workspace) / "dump" if arguments.layers == Path() else arguments.layers
             extra += [DUMP_FLAG, str(dump)]
         line = ProgressLine(counted(""))
-        with serve(
-            _directory(arguments.checkpoint),
-            extra,
+        with LocalServer(
+            ["--model-path", str(_directory(arguments.checkpoint)), *extra],
             waiting=lambda seconds: line.say(f"waiting for the server, {seconds:.0f} s"),
-        ) as url:
-            yield ServerClient(url), dump
+        ) as server:
+            yield ServerClient(server.url), dump
 
 
 def _directory(path: Path) -> Path:

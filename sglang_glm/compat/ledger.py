@@ -60,9 +60,120 @@ SEAMS: tuple[Seam, ...] = (
         kind="around",
         scope="everywhere",
         implementation="sglang_glm.compat.request_checks:validate_one_request",
-        why="an empty prompt, ids beyond the vocabulary, or more log-probabilities than there are end the "
-        "scheduler, and every request with it",
+        why="an empty prompt, ids beyond the vocabulary, more log-probabilities than there are, or a top_k "
+        "beyond int32 end the scheduler, and every request with it",
         remove_when="SGLang checks these as it checks token_ids_logprob",
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.generate_request",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.request_checks:generate_request",
+        why="a request is copied for each of its n answers before anything is checked: the HTTP server "
+        "stands still over a large n, and runs out of memory",
+        remove_when="SGLang bounds n",
+    ),
+    *(
+        Seam(
+            target=f"sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.{step}"
+            "_expert_distribution_record",
+            kind="around",
+            scope="everywhere",
+            implementation="sglang_glm.compat.control_checks:record_experts",
+            why="without a recorder a scheduler raises, which ends the server",
+            remove_when="SGLang answers that there is no recorder",
+        )
+        for step in ("start", "stop", "dump")
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin._execute_profile",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:execute_profile",
+        why="a profile that a scheduler can neither take nor write ends the server, and what it refuses "
+        "is answered with 500 and no word",
+        remove_when="SGLang checks a profile's request",
+    ),
+    Seam(
+        target="sglang.srt.managers.scheduler_components.profiler_manager.SchedulerProfilerManager._profile",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:profile",
+        why="a second profile is started over the first, which ends the server at the next start",
+        remove_when="SGLang heeds its own answer that a profile is in progress",
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.release_memory_occupation",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:release_memory_occupation",
+        why="a scheduler that still serves requests raises, which ends the server",
+        remove_when="SGLang answers that the server is busy",
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.update_weights_from_disk",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.weight_checks:update_weights_from_disk",
+        why="weights that do not fit are seen after some have been replaced, and the way back reads them "
+        "again, which ends the server",
+        remove_when="SGLang goes back to the weights that it had",
+    ),
+    Seam(
+        target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+        "update_weights_from_tensor",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.weight_checks:update_weights_from_tensor",
+        why="tensors that cannot be unpacked end the server",
+        remove_when="SGLang answers that they cannot",
+    ),
+    *(
+        Seam(
+            target=f"sglang.srt.managers.{method}",
+            kind="around",
+            scope="everywhere",
+            implementation=f"sglang_glm.compat.weight_checks:{ours}",
+            why="a group of processes that cannot be formed, or was not, ends the server",
+            remove_when="SGLang answers that there is no such group",
+        )
+        for method, ours in (
+            (
+                "scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+                ".init_weights_update_group",
+                "init_weights_update_group",
+            ),
+            (
+                "scheduler.Scheduler.init_weights_send_group_for_remote_instance",
+                "init_weights_send_group",
+            ),
+            ("scheduler.Scheduler.send_weights_to_remote_instance", "send_weights"),
+        )
+    ),
+    Seam(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager.configure_logging",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.control_checks:configure_logging",
+        why="a level that does not exist is kept, and every request after it is answered with 500",
+        remove_when="SGLang checks the level before it keeps it",
+    ),
+    Seam(
+        target="sglang.srt.session.session_controller.Session.create_req",
+        kind="around",
+        scope="everywhere",
+        implementation="sglang_glm.compat.session_tree:create_req",
+        why="a request that replaces a session's others deletes from a table while iterating over it, "
+        "which ends the server",
+        remove_when="SGLang iterates over a copy",
+    ),
+    Seam(
+        target="sglang.srt.session.session_controller.SessionReqNode.clear",
+        kind="before",
+        scope="everywhere",
+        implementation="sglang_glm.compat.session_tree:clear_node",
+        why="a request id that is used again in a session is deleted twice, which ends the server",
+        remove_when="SGLang keeps a node for each request",
     ),
     Seam(
         target="sglang.srt.layers.moe.utils.MoeA2ABackend",
@@ -302,6 +413,24 @@ SEAMS: tuple[Seam, ...] = (
         implementation=f"{_HOST}.weight_updater:release_memory_occupation",
         why="/release_memory_occupation waits for CUDA, which ends the server",
         remove_when="SGLang waits for the platform's device",
+    ),
+    Seam(
+        target="sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
+        "resume_memory_occupation",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.weight_updater:resume_memory_occupation",
+        why="/resume_memory_occupation of what was not released ends the server",
+        remove_when="SGLang leaves alone what is not released",
+    ),
+    Seam(
+        target="sglang.srt.layers.sampler.Sampler._preprocess_logits",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.sampler:preprocess_logits",
+        why="a grammar that leaves no token makes a row of NaN, on which torch.multinomial raises: the "
+        "server ends",
+        remove_when="SGLang ends a request whose grammar allows nothing",
     ),
     _replacement(
         "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop",

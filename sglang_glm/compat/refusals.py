@@ -139,6 +139,7 @@ def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]
         *dense,
         *_without_effect_on_cpu(view, facts),
         *_draft_refusals(view, facts),
+        *_capture_refusals(view),
         (
             "--enable-mixed-chunk",
             view.enable_mixed_chunk,
@@ -164,10 +165,29 @@ def _flag_refusals(view: Any, facts: GlmDsaConfig) -> list[tuple[str, bool, str]
             view.enable_eplb,
             "moving experts between ranks is untested with this model; leave the flag out",
         ),
+    ]
+
+
+def _capture_refusals(view: Any) -> list[tuple[str, bool, str]]:
+    """Selections and experts in the answer: where SGLang's record of them is too small or another's."""
+    chunk = view.chunked_prefill_size
+    return [
         (
             "--enable-return-indexer-topk with --speculative-algorithm",
             view.enable_return_indexer_topk and view.speculative_algorithm is not None,
             "the draft's selections would replace the target's in the answer; leave one of them out",
+        ),
+        *(
+            (
+                f"{flag} with --chunked-prefill-size {chunk}",
+                is_set and chunk is not None and chunk <= 0,
+                "what a batch selects is kept in a buffer of one chunk, which an unchunked prompt "
+                "overruns; give a chunk as long as the longest prompt",
+            )
+            for flag, is_set in (
+                ("--enable-return-indexer-topk", view.enable_return_indexer_topk),
+                ("--enable-return-routed-experts", view.enable_return_routed_experts),
+            )
         ),
     ]
 

@@ -7,8 +7,13 @@ test_anthropic                  /v1/messages
 test_json_schema                constrained output
 test_too_long                   400 with both numbers
 test_bad_requests               what would end the scheduler gets a 400, and the server serves on
-test_release_and_resume         of memory, as a trainer asks for it between two rollouts
-test_profile                    a profile of one batch is written
+test_session                    a request that replaces all of a session before it
+test_empty_grammar              a grammar without any text ends its request alone
+test_bad_control_requests       so do the endpoints that record and profile
+test_bad_tensors                nor do weights that cannot be unpacked end it
+test_release_and_resume         of memory, as a trainer asks for it between two rollouts, once and in vain
+test_busy_release               memory of requests that are being served is not released
+test_profile                    a profile of one batch is written, and another after it; never two at a time
 test_disconnect                 a client that leaves takes its request with it
 test_abort_mid_prefill          abort between chunks: nothing is cached of it, every page returns
 test_metrics                    tokens are counted
@@ -24,7 +29,7 @@ import requests
 
 from tests.support.parity import prompt
 from tests.support.server import Server
-from tests.support.specs import TRUTH_64
+from tests.support.specs import TRUTH_8, TRUTH_64
 
 SERVER = TRUTH_64
 
@@ -167,6 +172,44 @@ def test_too_long(server: Server) -> None:
             "stop_regex is '(', expected",
         ),
         ("/v1/completions", {"model": "m", "prompt": [5, 2**20]}, "input_ids[1] is 1048576"),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"top_k": 2**31}},
+            "top_k is 2147483648",
+        ),
+        ("/generate", {"input_ids": [5], "sampling_params": {"n": 2**40}}, "n is 1099511627776"),
+        ("/v1/completions", {"model": "m", "prompt": "a", "n": 2**40}, "n is 1099511627776"),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"min_new_tokens": 2, "stop_token_ids": [2**20]}},
+            "stop_token_ids has 1048576",
+        ),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"logit_bias": {"5": 1e39}}},
+            "logit_bias of 5 is 1e+39",
+        ),
+        (
+            "/generate",
+            {"input_ids": [5], "session_params": {"id": ["s"]}},
+            "session_params.id is ['s'], expected str",
+        ),
+        (
+            "/generate",
+            {"input_ids": [5], "positional_embed_overrides": {}},
+            "positional_embed_overrides is a dict",
+        ),
+        ("/generate", {"input_ids": [5], "custom_labels": {"a": "b"}}, "custom_labels has 'a'"),
+        (
+            "/generate",
+            {"input_ids": [5], "token_indices_to_pool": [9]},
+            "token_indices_to_pool has 9",
+        ),
+        (
+            "/generate",
+            {"input_ids": [5], "sampling_params": {"stop_regex": "(x+x+)+y"}},
+            "repeats what consists of repeats",
+        ),
     ],
 )
 def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:
@@ -175,24 +218,112 @@ def test_bad_requests(server: Server, path: str, body: dict, said: str) -> None:
     assert len(server.generate([5, 6])["output_ids"]) == 8
 
 
+@pytest.mark.parametrize(
+    "grammar", [{"ebnf": "root ::= root"}, {"json_schema": '{"$ref": "#"}'}], ids=["ebnf", "schema"]
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_empty_grammar(server: Server, grammar: dict, temperature: int) -> None:
+    params = {"max_new_tokens": 4, "temperature": temperature, **grammar}
+    response = server.post("/generate", input_ids=[5, 6], sampling_params=params)
+    assert response.status_code != 200 and "rammar" in response.text
+    assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
+def test_session(server: Server) -> None:
+    assert server.post("/open_session", capacity_of_str_len=100, session_id="s").status_code == 200
+    prompts = []
+    for rid, params in (("a", {}), ("b", {"rid": "a"}), ("c", {"replace": True})):
+        answer = server.post(
+            "/generate",
+            rid=rid,
+            input_ids=[5, 6],
+            session_params={"id": "s", **params},
+            sampling_params={"max_new_tokens": 1},
+        )
+        prompts.append(answer.json()["meta_info"]["prompt_tokens"])
+    assert prompts == [2, 2 + 1 + 2, 2]
+    server.post("/close_session", session_id="s")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        *(
+            (f"/{step}_expert_distribution_record", {}, "--expert-distribution-recorder-mode")
+            for step in ("start", "stop", "dump")
+        ),
+        ("/start_profile", {"activities": ["MEM"]}, "'MEM', which needs an NVIDIA GPU"),
+        ("/start_profile", {"activities": ["CUDA_PROFILER"]}, "'CUDA_PROFILER', which needs"),
+        ("/start_profile", {"profile_by_stage": True}, "give num_steps"),
+        ("/start_profile", {"profile_prefix": "a/b"}, "part of a file name"),
+        ("/start_profile", {"output_dir": "/proc/traces"}, "cannot be made"),
+        ("/stop_profile", {}, "not in progress"),
+        (
+            "/update_weights_from_disk",
+            {"model_path": TRUTH_8.model},
+            "index_topk of",
+        ),
+        (
+            "/send_weights_to_remote_instance",
+            {"master_address": "127.0.0.1", "ports": "1"},
+            "KeyError",
+        ),
+        (
+            "/init_weights_send_group_for_remote_instance",
+            {"master_address": "127.0.0.1", "ports": "1,2", "group_rank": 0, "world_size": 1},
+            "Expected 1 ports",
+        ),
+        ("/configure_logging", {"log_requests_level": 99}, "log_requests_level is 99"),
+        ("/configure_logging", {"log_level": "bogus"}, "log_level is 'bogus'"),
+        ("/update_weights_from_disk", {"model_path": "/nowhere"}, "Failed to get weights iterator"),
+    ],
+)
+def test_bad_control_requests(server: Server, path: str, body: dict, said: str) -> None:
+    response = server.post(path, **body)
+    assert response.status_code == 400 and said in response.text
+    assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
+@pytest.mark.parametrize("payload", [[], ["AAAA"]])
+def test_bad_tensors(server: Server, payload: list[str]) -> None:
+    assert server.post("/begin_weight_update").status_code == 200
+    response = server.post("/update_weights_from_tensor", serialized_named_tensors=payload)
+    assert response.status_code == 400 and "were not loaded" in response.text
+    assert server.post("/end_weight_update").status_code == 200
+    assert len(server.generate([5, 6])["output_ids"]) == 8
+
+
 def test_release_and_resume(server: Server) -> None:
     ids = prompt(server, 100, seed=4)
     before = server.generate(ids)["output_ids"]
     server.wait_idle()
-    for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+    resume, release = "/resume_memory_occupation", "/release_memory_occupation"
+    for path in (resume, release, release, resume, resume):
         assert server.post(path).status_code == 200
     assert server.generate(ids)["output_ids"] == before
 
 
+def test_busy_release(server: Server) -> None:
+    with stream(server) as response:
+        next(response.iter_lines())
+        refused = server.post("/release_memory_occupation")
+        assert refused.status_code == 400 and "1 requests are being served" in refused.text
+    server.wait_idle()
+
+
 def test_profile(server: Server, tmp_path: Path) -> None:
-    started = server.post("/start_profile", output_dir=str(tmp_path), num_steps=2)
-    assert started.status_code == 200, started.text
-    server.generate(prompt(server, 20, seed=5))
-    assert any(tmp_path.rglob("*.trace.json.gz"))
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        started = server.post("/start_profile", output_dir=str(folder), num_steps=4)
+        assert started.status_code == 200, started.text
+        again = server.post("/start_profile", output_dir=str(tmp_path / "never"))
+        assert again.status_code == 400 and "/stop_profile first" in again.text
+        server.generate(prompt(server, 20, seed=5))
+        assert any(folder.rglob("*.trace.json.gz"))
 
 
-def test_disconnect(server: Server) -> None:
-    response = requests.post(
+def stream(server: Server) -> requests.Response:
+    """A long answer, as it comes."""
+    return requests.post(
         f"{server.url}/generate",
         json={
             "input_ids": prompt(server, 200, seed=1),
@@ -202,9 +333,12 @@ def test_disconnect(server: Server) -> None:
         stream=True,
         timeout=60,
     )
-    next(response.iter_lines())
-    assert server.load()["num_running_reqs"] == 1
-    response.close()
+
+
+def test_disconnect(server: Server) -> None:
+    with stream(server) as response:
+        next(response.iter_lines())
+        assert server.load()["num_running_reqs"] == 1
     server.wait_idle()
 
 

@@ -14,9 +14,10 @@ import time
 import pytest
 import requests
 
+from sglang_glm.verification.local_server import free_port
 from tests.support.checkpoints import checkpoint
 from tests.support.launch_scripts import LAUNCH, check_allocated
-from tests.support.server import Server, _free_port
+from tests.support.server import Server
 from tests.support.specs import TRUTH_64
 
 SERVER = TRUTH_64
@@ -33,7 +34,7 @@ def test_allocated(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def start(*arguments: str) -> tuple[subprocess.Popen[str], int]:
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [str(LAUNCH / "serve_cpu.sh"), "--port", str(port), *arguments],
         env={"OMP_NUM_THREADS": "1", **os.environ},

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LAUNCH = Path(__file__).parents[2] / "launch"
 #: Shapes of GPUs; the others serve anything, or are no server.
 SHAPES = sorted(path.name for path in LAUNCH.glob("serve_h*.sh") if "router" not in path.name)
+#: Files that scripts source.
+SOURCED = ("common.sh", "pd_pair.sh")
 #: What a script cannot know itself.
 REQUIRED = {"serve_h100x16.sh": ("--dist-init-addr", "head:20000")}
 

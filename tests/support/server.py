@@ -1,23 +1,17 @@
-"""A real SGLang server as a child process, for as long as tests need it."""
+"""A real SGLang server, for as long as tests need it, and what they ask of it."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import requests
+
+from sglang_glm.verification.local_server import LocalServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,73 +28,17 @@ class ServerSpec:
     env: tuple[tuple[str, str], ...] = ()
 
 
-class Server:
-    """`python -m sglang.launch_server` with a spec, as a user would start it."""
+class Server(LocalServer):
+    """A server with a spec."""
 
-    def __init__(self, spec: ServerSpec) -> None:
+    def __init__(self, spec: ServerSpec, *, ready_timeout_s: float = READY_TIMEOUT_S) -> None:
         self.spec = spec
-        self.port = _free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        log_fd, self._log_path = tempfile.mkstemp(prefix="sglang-", suffix=".log")
-        command = [
-            sys.executable,
-            "-m",
-            "sglang.launch_server",
-            "--model",
-            spec.model,
-            "--port",
-            str(self.port),
-        ]
-        started = time.monotonic()
-        self.process = subprocess.Popen(
-            [*command, *spec.args],
+        super().__init__(
+            ["--model-path", spec.model, *spec.args],
             # Two threads on two cores stall each other as soon as anything else runs beside them.
             env={"OMP_NUM_THREADS": "1", **os.environ, **dict(spec.env)},
-            stdout=log_fd,
-            stderr=subprocess.STDOUT,
-            # A session of its own, so that stopping it ends every process that it started.
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
+            ready_timeout_s=ready_timeout_s,
         )
-        os.close(log_fd)
-        self._wait_ready()
-        self.ready_after_s = time.monotonic() - started
-
-    @property
-    def log(self) -> str:
-        """Everything that it has printed."""
-        return Path(self._log_path).read_text(errors="replace")
-
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    f"the server ended with {self.process.returncode}:\n{self.tail()}"
-                )
-            try:
-                if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
-                    return
-            except requests.RequestException:
-                pass
-            time.sleep(0.25)
-        self.stop()
-        raise RuntimeError(f"no answer within {READY_TIMEOUT_S} s:\n{self.tail()}")
-
-    def tail(self, lines: int = 40) -> str:
-        """The last lines of its log, without the dump of all arguments."""
-        kept = [line[:400] for line in self.log.splitlines() if "server_args=" not in line]
-        return "\n".join(kept[-lines:])
-
-    def stop(self) -> None:
-        """End it and every process that it started."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
     def post(self, path: str, **body: object) -> requests.Response:
         """POST `body` as JSON."""
@@ -177,18 +115,6 @@ class Server:
                 return
             time.sleep(0.1)
         raise AssertionError(f"still held after {timeout_s} s: {load}\n{self.tail()}")
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel to end this process when the test run dies without stopping it."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL("libc.so.6").prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class ServerPool:

@@ -6,6 +6,7 @@ test_backend_names          README's table lists the registry's names
 test_faults                 every test that the page of faults names exists
 test_kernel_docstrings      every public function of glm_kernels states its arguments' shapes
 test_layers                 architecture.md names every package, and the import rule as it is enforced
+test_named_files            architecture.md names files and folders that are where it says
 test_matrices               a test module that lists its tests lists all of them, and no others
 test_nothing_of_workplaces  no document or source names a folder of somebody's machine
 """
@@ -107,6 +108,25 @@ def test_layers() -> None:
     }
     assert {name for layer in layers for name in layer} == on_disk
     assert [name for name in sorted(on_disk) if f"`sglang_glm.{name}`" not in text] == []
+
+
+def test_named_files() -> None:
+    """A paragraph about a package names files by their path in it."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = text[text.index("## Packages") : text.index("## Which imports")]
+    checked = 0
+    for paragraph in packages.split("\n\n"):
+        opening = re.match(r"`([\w./]+)`", paragraph)
+        if opening is None:
+            continue
+        folder = ROOT / opening[1].replace(".", "/")
+        folder = ROOT / "kernels" / "glm_kernels" if opening[1] == "glm_kernels" else folder
+        for name in re.findall(r"`([\w/]+(?:\.(?:py|sh)|/))`", paragraph):
+            if name == "__init__.py" or (ROOT / name).is_dir():
+                continue
+            assert (folder / name).exists(), f"{opening[1]}: {name}"
+            checked += 1
+    assert checked > 60
 
 
 @pytest.mark.parametrize(

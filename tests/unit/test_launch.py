@@ -10,7 +10,8 @@ test_more_dispatch_*  a variable of the caller counts
 test_needs_its_gpus   too few GPUs are refused
 test_router           the router's command, and two nodes that are one
 test_allocated*       what /server_info must say, and what each wrong figure is called
-test_scripts          executable, and valid shell
+test_scripts          valid shell, executable unless another sources it
+test_pair             the two halves of a pair name one cache, one division and the same drafts
 """
 
 import argparse
@@ -28,6 +29,7 @@ from sglang_glm.planning.released import RELEASED, load_config
 from tests.support.launch_scripts import (
     LAUNCH,
     SHAPES,
+    SOURCED,
     check_allocated,
     compose,
     expected_kv_tokens,
@@ -240,7 +242,22 @@ def test_allocated_otherwise(changed: dict, said: str) -> None:
     assert len(wrong) == 1 and said in wrong[0]
 
 
+def test_pair() -> None:
+    prefill, decode = (
+        compose(f"serve_h200x8_pd_{half}.sh").flags() for half in ("prefill", "decode")
+    )
+    differ = {name for name in prefill | decode if prefill.get(name) != decode.get(name)}
+    assert differ == {
+        "--disaggregation-mode",
+        "--disaggregation-bootstrap-port",
+        "--deepep-mode",
+        "--max-running-requests",
+        "--cuda-graph-max-bs-decode",
+        "--chunked-prefill-size",
+    }
+
+
 @pytest.mark.parametrize("path", sorted(LAUNCH.glob("*.sh")), ids=lambda path: path.name)
 def test_scripts(path: Path) -> None:
     assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
-    assert os.access(path, os.X_OK) or path.name == "common.sh"
+    assert os.access(path, os.X_OK) != (path.name in SOURCED)

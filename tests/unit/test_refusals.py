@@ -107,6 +107,19 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
         ["--enable-return-indexer-topk", "--speculative-algorithm", "EAGLE"],
         ["--enable-return-indexer-topk", "--speculative-algorithm"],
     ),
+    "selections, no chunks": (
+        ["--enable-return-indexer-topk", "--chunked-prefill-size", "-1"],
+        ["--enable-return-indexer-topk with --chunked-prefill-size -1", "the longest prompt"],
+    ),
+    "experts, no chunks": (
+        ["--enable-return-routed-experts", "--chunked-prefill-size", "-1"],
+        ["--enable-return-routed-experts with --chunked-prefill-size -1", "the longest prompt"],
+    ),
+    "no chunks": (["--chunked-prefill-size", "-1"], {"chunked_prefill_size": -1}),
+    "selections in chunks": (
+        ["--enable-return-indexer-topk", "--chunked-prefill-size", "32768"],
+        {"chunked_prefill_size": 32768, "enable_return_indexer_topk": True},
+    ),
     "host tier": (
         ["--enable-hierarchical-cache"],
         {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"},

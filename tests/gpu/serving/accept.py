@@ -26,7 +26,6 @@ import torch
 from sglang_glm.checkpoint.perfect_mtp import LIVE_TOKENS, next_live_token
 from sglang_glm.checkpoint.spec import CheckpointSpec
 from tests.gpu.serving.shapes import EAGLE, ENV, write_plugins
-from tests.support import server as support
 from tests.support.checkpoints import checkpoint
 from tests.support.server import Server, ServerSpec
 
@@ -57,7 +56,6 @@ def main() -> int:
     parser.add_argument("--commit", default="unknown")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    support.READY_TIMEOUT_S = arguments.ready_s
     failed = 0
     for name in arguments.servers:
         outcome = run(arguments, name)
@@ -107,7 +105,8 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
                 model=model,
                 args=(*arguments.flags.split(), *EAGLE.split(), *flags.split()),
                 env=tuple(env.items()),
-            )
+            ),
+            ready_timeout_s=arguments.ready_s,
         )
         return question(server, spec)
     except Exception as error:

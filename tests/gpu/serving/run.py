@@ -25,7 +25,6 @@ from typing import Any
 
 from tests.gpu.serving.shapes import COMPARISONS, ENV, write_model, write_plugins
 from tests.gpu.serving.traffic import answers, compare, measure, memory_mib
-from tests.support import server as support
 from tests.support.server import Server, ServerSpec
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +49,6 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.state.mkdir(parents=True, exist_ok=True)
-    support.READY_TIMEOUT_S = arguments.ready_s
     started = time.monotonic()
     failed = 0
     for name in arguments.configs:
@@ -71,7 +69,7 @@ def run_side(arguments: argparse.Namespace, name: str, side: str) -> bool:
     started = time.monotonic()
     print(f"== {name} {side}", flush=True)
     try:
-        server = Server(spec_of(arguments, name, side))
+        server = Server(spec_of(arguments, name, side), ready_timeout_s=arguments.ready_s)
         print(f"   ready after {server.ready_after_s:.0f} s", flush=True)
         result = question(server, arguments, name, side)
         result["ready_s"] = round(server.ready_after_s, 1)
