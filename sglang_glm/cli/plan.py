@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_glm.planning import hardware, measured, picture, report
+from sglang_glm.planning.expert_record import RecordedPasses, read_passes
 from sglang_glm.planning.experts import MeasuredHistogram, RecordedHits, UniformRouting
 from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.planning.plan import DEFAULT_ACCEPT_LENGTH, Plan, Workload, build_plan
@@ -112,6 +113,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     routing.add_argument(
         "--expert-histogram", type=Path, help='JSON {"layer_id": [count per expert, …]}'
     )
+    routing.add_argument(
+        "--expert-record",
+        type=Path,
+        metavar="FILE.pt",
+        help="what SGLang's expert recorder counted on a server of this layout, mode stat",
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--compare",
@@ -195,7 +202,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         layout=layout,
         precision=checkpoint_precision(config) if args.weights == "checkpoint" else args.weights,
         kv_dtype="bf16" if args.kv_cache_dtype == "bfloat16" else fp8_rows,
-        routing=_routing(args, config),
+        routing=_routing(args, config, layout),
     )
     chunk_tokens = args.chunked_prefill_size
     if chunk_tokens is None:
@@ -222,7 +229,9 @@ def _gpu_with_links(args: argparse.Namespace) -> hardware.Gpu:
     return gpu
 
 
-def _routing(args: argparse.Namespace, config: GlmDsaConfig) -> Routing:
+def _routing(args: argparse.Namespace, config: GlmDsaConfig, layout: ParallelLayout) -> Routing:
+    if args.expert_record is not None:
+        return RecordedPasses(tuple(read_passes(args.expert_record, config, layout)))
     if args.expert_histogram is not None:
         return MeasuredHistogram.from_json(args.expert_histogram, config)
     if args.experts_hit is not None:

@@ -10,6 +10,8 @@ A row is one JSON object a line, as `docs/bench/gpu_serving.jsonl` has them. `op
 * `prefill_s`: seconds of all prompts from nothing, which gives a second figure;
 * `experts_hit`: distinct experts a MoE layer and step, as recorded: a number, or one by layer id.
   Without it uniform routing is assumed and the table says so;
+* `prefill_experts_hit`: the same a prefill chunk; without it `experts_hit` where that is one number,
+  else uniform routing;
 * `flags`: of the server; draft steps, cache dtype and prefill chunk are read from it;
 * `heads`: query heads of the served config, where they are not the model's;
 * `model` (zai-org/GLM-5.3), `num_layers` (7), `n_routed_experts` (32), `tp` (1).
@@ -162,9 +164,10 @@ def parse_line(line: str, where: str) -> list[MeasuredRow]:
         raise ValueError(
             f"plan: {where} has ms_per_step {values['ms_per_step']}, expected more than 0"
         )
-    hits = values.get("experts_hit")
-    if isinstance(hits, dict):
-        hits = {int(layer): float(count) for layer, count in hits.items()}
+    hits = _hits(values.get("experts_hit"))
+    prefill_hits = _hits(values.get("prefill_experts_hit"))
+    if prefill_hits is None and not isinstance(hits, dict):
+        prefill_hits = hits
     flags = str(values.get("flags", "")).split()
     step = MeasuredRow(
         op=op,
@@ -184,7 +187,14 @@ def parse_line(line: str, where: str) -> list[MeasuredRow]:
     if not values.get("prefill_s"):
         return [step]
     name = "mtp_prefill" if op == "verify_round" else "prefill"
-    return [step, replace(step, op=name, ms_per_step=1e3 * float(values["prefill_s"]))]
+    prefill_ms = 1e3 * float(values["prefill_s"])
+    return [step, replace(step, op=name, ms_per_step=prefill_ms, experts_hit=prefill_hits)]
+
+
+def _hits(value: Any) -> float | dict[int, float] | None:
+    if isinstance(value, dict):
+        return {int(layer): float(count) for layer, count in value.items()}
+    return None if value is None else float(value)
 
 
 def _flag(words: Sequence[str], name: str, default: str) -> str:

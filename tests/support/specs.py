@@ -1,5 +1,8 @@
 """The servers of the ordinary suite. It starts each once; the suite may start ten in all."""
 
+from pathlib import Path
+
+from tests.gpu.serving import experts
 from tests.support.checkpoints import checkpoint
 from tests.support.mtp_checkpoints import aligned
 from tests.support.mtp_traffic import ARGS, ENV, INDEX_TOPK, draft_args
@@ -13,8 +16,14 @@ TRUTH = ("--dtype", "float32", *_CHUNKED, *_SMALL_POOL)
 #: The answers can carry what the indexer selected.
 SELECTIONS = "--enable-return-indexer-topk"
 
+#: Where a server that counts the experts hit leaves its records.
+EXPERT_RECORDS = Path(__file__).parents[2] / ".cache" / "tests" / "expert_records"
+_RECORDER = tuple(experts.environment(EXPERT_RECORDS).items())
+
 #: FP32 everywhere; selection bites from the ninth position on.
-TRUTH_8 = ServerSpec(checkpoint("--mtp", "--index-topk", "8"), (*TRUTH, SELECTIONS))
+TRUTH_8 = ServerSpec(
+    checkpoint("--mtp", "--index-topk", "8"), (*TRUTH, SELECTIONS, *experts.FLAGS), _RECORDER
+)
 
 #: FP32 everywhere, with all that a user of the HTTP endpoints turns on.
 TRUTH_64 = ServerSpec(
@@ -46,4 +55,6 @@ FP8_WEIGHTS_8 = ServerSpec(
 )
 
 #: Drafts of which many are right, five a round.
-DRAFTS_16 = ServerSpec(aligned(INDEX_TOPK), (*ARGS, *draft_args(5)), ENV)
+DRAFTS_16 = ServerSpec(
+    aligned(INDEX_TOPK), (*ARGS, *draft_args(5), *experts.FLAGS), (*ENV, *_RECORDER)
+)
