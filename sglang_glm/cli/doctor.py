@@ -13,6 +13,8 @@ examples:
   sglang-glm doctor
   sglang-glm doctor --kv-cache-dtype float8_e4m3fn
   sglang-glm doctor --json | python -m json.tool
+  what a command line of the server would be served with here:
+    sglang-glm doctor -- --model-path checkpoints/tiny-glm-dsa --kv-cache-dtype fp8_e4m3
 """
 
 
@@ -30,6 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="cache to judge the backends for (default bfloat16)",
     )
+    parser.add_argument(
+        "server_arguments",
+        nargs="*",
+        metavar="-- SERVER ARGUMENTS",
+        help="of sglang.launch_server: resolve them and name the backends that would serve",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from sglang_glm.diagnosis.environment import check_accelerators, check_versions
     from sglang_glm.diagnosis.findings import Diagnosis
     from sglang_glm.diagnosis.seams import check_seams
+    from sglang_glm.diagnosis.server import check_command
 
     diagnosis = Diagnosis(
         [
@@ -46,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             *check_seams(),
             *check_backends(arguments.kv_cache_dtype),
             *check_cuda_choice(arguments.kv_cache_dtype),
+            *check_command(arguments.server_arguments),
             *self_check(),
         ]
     )

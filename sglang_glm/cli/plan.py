@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -91,8 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--accept-length",
         type=float,
-        default=DEFAULT_ACCEPT_LENGTH,
-        help="tokens an MTP round yields, for the speed row",
+        help="tokens an MTP round yields, for the speed row (3.5, or as many as it can)",
     )
     load.add_argument(
         "--shared-verify-reads",
@@ -156,14 +156,29 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args)
     if args.model is None:
         raise ValueError("plan: got no model, expected a config.json or " + next(iter(RELEASED)))
+    if args.picture is not None:
+        picture.check_path(args.picture)
     plan = make_plan(args)
+    accept_length = _accept_length(plan, args.accept_length)
     if args.picture is not None:
         _write_picture(plan, args)
     if args.json:
         print(json.dumps(report.plan_to_dict(plan, args.model), indent=2))
     else:
-        print(report.render_text(plan, args.model, accept_length=args.accept_length))
+        print(report.render_text(plan, args.model, accept_length=accept_length))
     return 0
+
+
+def _accept_length(plan: Plan, given: float | None) -> float:
+    longest = plan.workload.mtp.max_accept_length if plan.workload.mtp is not None else 1
+    if given is None:
+        return min(DEFAULT_ACCEPT_LENGTH, longest)
+    if not 1 <= given <= longest:
+        raise ValueError(
+            f"plan: accept_length is {given:g}, expected from 1 to {longest}, the tokens that a round "
+            "can yield; change it or --mtp-steps"
+        )
+    return given
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -220,7 +235,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 def _gpu_with_links(args: argparse.Namespace) -> hardware.Gpu:
     gpu = hardware.find_gpu(args.gpu)
     for option, gb_per_s in (("link", args.link_gb_per_s), ("network", args.network_gb_per_s)):
-        if gb_per_s is not None and gb_per_s <= 0:
+        if gb_per_s is not None and not 0 < gb_per_s < math.inf:
             raise ValueError(f"plan: {option}_gb_per_s is {gb_per_s:g}, expected more than 0")
     if args.link_gb_per_s is not None:
         gpu = replace(gpu, link_bytes_per_s=1e9 * args.link_gb_per_s)
@@ -258,6 +273,6 @@ def _write_picture(plan: Plan, args: argparse.Namespace) -> None:
         return
     print(picture.text_picture(plan), file=sys.stderr)
     print(
-        f"{args.picture} was not written: matplotlib is not installed (pip install matplotlib)",
+        f"{args.picture} was not written: matplotlib is not installed (pip install '.[plot]')",
         file=sys.stderr,
     )

@@ -20,6 +20,7 @@ A row is one JSON object a line, as `docs/bench/gpu_serving.jsonl` has them. `op
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -123,9 +124,13 @@ def read_rows(path: Path) -> list[MeasuredRow]:
     """
     if not path.is_file():
         raise ValueError(f"plan: {path} is no file, expected measured rows as JSON lines")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"plan: {path} is no text, expected measured rows as JSON lines") from None
     rows = [
         row
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        for number, line in enumerate(lines, start=1)
         if line.strip()
         for row in parse_line(line, f"{path.name}:{number}")
     ]
@@ -148,6 +153,8 @@ def parse_line(line: str, where: str) -> list[MeasuredRow]:
         values: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"plan: {where} is not JSON ({error.msg})") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"plan: {where} is no JSON object with op, shape and ms_per_step")
     missing = [key for key in ("op", "shape", "ms_per_step") if key not in values]
     if missing:
         raise ValueError(f"plan: {where} lacks {', '.join(missing)}")
@@ -160,12 +167,9 @@ def parse_line(line: str, where: str) -> list[MeasuredRow]:
             f"plan: {where} has shape {values['shape']!r}, expected tokens and requests such as "
             "30000x16 or 128kx32"
         )
-    if not float(values["ms_per_step"]) > 0:
-        raise ValueError(
-            f"plan: {where} has ms_per_step {values['ms_per_step']}, expected more than 0"
-        )
-    hits = _hits(values.get("experts_hit"))
-    prefill_hits = _hits(values.get("prefill_experts_hit"))
+    hits, prefill_hits = (
+        _hits(values, key, where) for key in ("experts_hit", "prefill_experts_hit")
+    )
     if prefill_hits is None and not isinstance(hits, dict):
         prefill_hits = hits
     flags = str(values.get("flags", "")).split()
@@ -173,28 +177,48 @@ def parse_line(line: str, where: str) -> list[MeasuredRow]:
         op=op,
         batch=int(shape[3]),
         context_tokens=int(shape[1]) * _FACTORS[shape[2].lower()],
-        ms_per_step=float(values["ms_per_step"]),
+        ms_per_step=_positive(values["ms_per_step"], "ms_per_step", where),
         experts_hit=hits,
-        mtp_steps=int(_flag(flags, "--speculative-num-steps", "5")),
+        mtp_steps=_whole(_flag(flags, "--speculative-num-steps", "5"), "flags", where),
         kv_cache_dtype=_flag(flags, "--kv-cache-dtype", "fp8_e4m3"),
-        chunked_prefill_size=int(_flag(flags, "--chunked-prefill-size", "8192")),
+        chunked_prefill_size=_whole(_flag(flags, "--chunked-prefill-size", "8192"), "flags", where),
         **{
-            key: values[key]
-            for key in ("model", "num_layers", "n_routed_experts", "tp", "heads")
+            key: _whole(values[key], key, where)
+            for key in ("num_layers", "n_routed_experts", "tp", "heads")
             if values.get(key) is not None
         },
+        **({"model": values["model"]} if values.get("model") is not None else {}),
     )
     if not values.get("prefill_s"):
         return [step]
     name = "mtp_prefill" if op == "verify_round" else "prefill"
-    prefill_ms = 1e3 * float(values["prefill_s"])
+    prefill_ms = 1e3 * _positive(values["prefill_s"], "prefill_s", where)
     return [step, replace(step, op=name, ms_per_step=prefill_ms, experts_hit=prefill_hits)]
 
 
-def _hits(value: Any) -> float | dict[int, float] | None:
-    if isinstance(value, dict):
-        return {int(layer): float(count) for layer, count in value.items()}
-    return None if value is None else float(value)
+def _hits(values: dict[str, Any], key: str, where: str) -> float | dict[int, float] | None:
+    hits = values.get(key)
+    if isinstance(hits, dict):
+        return {
+            _whole(layer, key, where): _positive(hit, key, where) for layer, hit in hits.items()
+        }
+    return None if hits is None else _positive(hits, key, where)
+
+
+def _positive(value: object, key: str, where: str) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise ValueError(f"plan: {where} has {key} {value!r}, expected more than 0")
+    return number
+
+
+def _whole(value: object, key: str, where: str) -> int:
+    if not str(value).isdecimal():
+        raise ValueError(f"plan: {where} has {value!r} in {key}, expected a whole number")
+    return int(str(value))
 
 
 def _flag(words: Sequence[str], name: str, default: str) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 on_truth_8 = pytest.mark.parametrize("server", [TRUTH_8], indirect=True, ids=["truth"])
 CHUNK, TOP_K, NEW = 128, 2, 5
+#: Rows of one request in a round of `DRAFTS_16`.
+DRAFTED = 6
 
 
 def chosen(model: str, token_ids: list[int]) -> dict[int, torch.Tensor]:
@@ -108,7 +110,8 @@ def test_drafts(server: Server) -> None:
     passes = experts.record(server, EXPERT_RECORDS, config["num_experts_per_tok"], **body(prompts))
     moe = set(range(config["first_k_dense_replace"], config["num_hidden_layers"]))
     assert all(set(item.counts) == moe for item in passes)
-    prefill, rounds = passes[0], passes[1:]
-    assert prefill.rows == sum(map(len, prompts))
-    assert rounds and {item.rows for item in rounds} <= {6, 12}
-    assert rounds[0].rows == 12
+    # Both prompts may be prefilled together, or one after the other.
+    prefill = [item.rows for item in passes if item.rows >= len(prompts[0])]
+    rounds = [item.rows for item in passes if item.rows < len(prompts[0])]
+    assert sum(prefill) == sum(map(len, prompts))
+    assert set(rounds) <= {DRAFTED, 2 * DRAFTED} and 2 * DRAFTED in rounds

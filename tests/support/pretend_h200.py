@@ -6,9 +6,13 @@ pretended in a process of its own: nothing is computed there.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from tests.support.resolve import outcomes
 
-_PROGRAM = """
+_PRETEND = """
 import importlib.abc, importlib.machinery, json, os, sys, types
 from unittest.mock import MagicMock
 import torch
@@ -41,6 +45,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 sys.meta_path.insert(0, Finder())
+"""
+
+_RESOLVE = """
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.environ import envs
 from sglang.srt.server_args import prepare_server_args
@@ -75,4 +82,16 @@ def resolve_on_h200(cases: list[tuple[dict[str, str], list[str], list[str]]]) ->
         As `resolve`.
     """
     payload = [{"env": env, "argv": argv, "read": read} for env, argv, read in cases]
-    return outcomes(_PROGRAM, payload, SGLANG_GLM_ENABLE="0")
+    return outcomes(_PRETEND + _RESOLVE, payload, SGLANG_GLM_ENABLE="0")
+
+
+def command_on_h200(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run `sglang-glm WORDS` where eight H200s are pretended; the plugin is on."""
+    run = f"from sglang_glm.cli.main import main; raise SystemExit(main({list(words)!r}))"
+    return subprocess.run(
+        [sys.executable, "-c", f"{_PRETEND}\n{run}"],
+        env={**os.environ, "SGLANG_GLM_ENABLE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
