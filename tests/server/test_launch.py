@@ -1,8 +1,9 @@
 """The launch scripts on a real server.
 
-test_allocated    what a running server allocated against what was asked for, right and wrong
-test_serve_cpu    (slow) from the script to `Ready`, one answer, and the end of every process
-test_lowered      (slow) a server that could not allocate what was asked for is not left running
+test_allocated                what a running server allocated against what was asked for, right and wrong
+test_recommended_flags_serve  the flags of `sglang-glm plan` start a server, which has what was planned
+test_serve_cpu                (slow) from the script to `Ready`, one answer, and the end of every process
+test_lowered                  (slow) a server that could not allocate what was asked for is not left running
 """
 
 import os
@@ -10,13 +11,17 @@ import re
 import signal
 import subprocess
 import time
+from itertools import pairwise
 
 import pytest
 import requests
 
+from sglang_glm.cli import plan as plan_command
+from sglang_glm.planning import flags
 from tests.support.checkpoints import checkpoint
 from tests.support.launch_scripts import LAUNCH, check_allocated
-from tests.support.server import Server, _free_port
+from tests.support.plans import make_parser
+from tests.support.server import Server, ServerSpec, _free_port
 from tests.support.specs import TRUTH_64
 
 SERVER = TRUTH_64
@@ -30,6 +35,26 @@ def test_allocated(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert CHECK.main([server.url, "--min-kv-tokens", "20481", "--dtype=bfloat16"]) == 1
     wrong = capsys.readouterr().err
     assert "--dtype: asked for bfloat16, the server has float32" in wrong and "20,481" in wrong
+
+
+def planned() -> ServerSpec:
+    """What is recommended for one H200, on the CPU: only the size of its cache is not this machine's."""
+    model = checkpoint("--mtp", "--index-topk", "8")
+    words = f"{model} --gpu h200 --tp 1 --context 2k --concurrency 4 --chunked-prefill-size 256"
+    plan = plan_command.make_plan(make_parser().parse_args(words.split()))
+    assert flags.environment(plan) == {}
+    return ServerSpec(model, (*flags.launch_flags(plan, model), "--max-total-tokens", "8448"))
+
+
+@pytest.mark.parametrize("server", [planned()], indirect=True, ids=["planned"])
+def test_recommended_flags_serve(server: Server) -> None:
+    asked = {flag: value for flag, value in pairwise(server.spec.args) if flag in CHECK.COMPARED}
+    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    agreed, wrong = CHECK.differences(asked, info, min_kv_tokens=8448)
+    assert wrong == [] and len(agreed) >= 9, agreed
+    assert "--speculative-num-draft-tokens 6" in agreed and "--kv-cache-dtype fp8_e4m3" in agreed
+    answer = server.generate(list(range(300, 400)), max_new_tokens=9)
+    assert len(answer["output_ids"]) == 9 and answer["meta_info"]["spec_verify_ct"] >= 1
 
 
 def start(*arguments: str) -> tuple[subprocess.Popen[str], int]:

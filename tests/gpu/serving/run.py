@@ -25,7 +25,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.serving import experts
+from tests.gpu.serving import experts, prefill
 from tests.gpu.serving.shapes import CHUNK, COMPARISONS, ENV, TOP_K, write_model, write_plugins
 from tests.gpu.serving.traffic import answers, compare, measure, memory_mib, prompts
 from tests.support import server as support
@@ -49,6 +49,11 @@ def main() -> int:
     parser.add_argument("--server-s", type=int, default=170, help="what a server is taken to need")
     parser.add_argument("--ready-s", type=int, default=400, help="patience with a server's start")
     parser.add_argument("--extra", default="", help="flags for every server")
+    parser.add_argument(
+        "--profile-prefill",
+        action="store_true",
+        help="also time the chunks of the longest prompt one by one, and trace the last",
+    )
     parser.add_argument("--commit", default="unknown")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -138,6 +143,10 @@ def question(server: Server, arguments: argparse.Namespace, name: str, side: str
         context, batch = map(int, load.split("x"))
         result[load] = {**measure(server, context, batch), "memory_mib": memory_mib()}
         print(f"   {load}: {json.dumps(result[load])}", flush=True)
+    if arguments.profile_prefill:
+        longest = max(int(load.split("x")[0]) for load in arguments.loads)
+        result["prefill"] = prefill.profile(server, longest, CHUNK)
+        print(f"   prefill: {json.dumps(result['prefill'])}", flush=True)
     return result
 
 

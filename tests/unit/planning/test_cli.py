@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +10,7 @@ from sglang_glm.cli import plan as plan_command
 from sglang_glm.cli.main import main
 from sglang_glm.planning import picture
 from sglang_glm.planning.released import RELEASED
-
-REPOSITORY = Path(__file__).parents[3]
-
-
-def make_parser():
-    parser = argparse.ArgumentParser()
-    plan_command.configure(parser)
-    return parser
+from tests.support.plans import DOCUMENT_EXAMPLES, HELP_EXAMPLES, make_parser
 
 
 def run(arguments):
@@ -95,11 +86,15 @@ def test_own_checkpoint(tmp_path, capsys):
         ("zai-org/GLM-5.3 --mtp-steps -1", "num_steps is -1"),
         ("zai-org/GLM-5.3 --experts-hit 300", "experts_hit is 300"),
         ("zai-org/GLM-5.3 --picture plan.gif", "ending in .svg or .png"),
+        ("zai-org/GLM-5.3 --picture none/plan.svg", "there is no folder none"),
+        ("zai-org/GLM-5.3 --accept-length 7", "expected from 1 to 6"),
+        ("zai-org/GLM-5.3 --accept-length nan", "accept_length is nan"),
+        ("zai-org/GLM-5.3 --link-gb-per-s inf", "link_gb_per_s is inf"),
+        ("zai-org/GLM-5.3 --expert-histogram none.json", "none.json is no file"),
+        ("zai-org/GLM-5.3 --expert-record none.pt", "none.pt is no file"),
     ],
 )
 def test_refusals_are_one_sentence(arguments, message, capsys):
-    if "--picture" in arguments and not picture.has_matplotlib():
-        pytest.skip("matplotlib is not installed")
     assert run(arguments.split()) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -128,14 +123,7 @@ def test_bad_token_counts(text):
         plan_command.parse_tokens(text)
 
 
-def help_examples():
-    epilog = make_parser().epilog.replace("\\\n", " ")
-    commands = re.findall(r"^ *sglang-glm plan (.*)$", epilog, re.MULTILINE)
-    assert len(commands) == 5
-    return commands
-
-
-@pytest.mark.parametrize("command", help_examples())
+@pytest.mark.parametrize("command", HELP_EXAMPLES)
 def test_examples_of_the_help_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoint").mkdir()
@@ -148,14 +136,7 @@ def test_examples_of_the_help_run(command, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
-def document_examples():
-    text = (REPOSITORY / "docs" / "planning.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^sglang-glm plan (.*)$", text, re.MULTILINE)
-    assert len(commands) == 5
-    return commands
-
-
-@pytest.mark.parametrize("command", document_examples())
+@pytest.mark.parametrize("command", DOCUMENT_EXAMPLES)
 def test_examples_of_the_document_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(shlex.split(command)) == 0
@@ -213,7 +194,6 @@ def test_picture_in_characters(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
 def test_drawn_picture(suffix, magic, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     target = tmp_path / f"plan{suffix}"
     assert run(["zai-org/GLM-5.3", "--ep", "8", "--picture", str(target)]) == 0
     assert target.read_bytes().startswith(magic)
