@@ -16,13 +16,10 @@ from itertools import pairwise
 import pytest
 import requests
 
-from sglang_glm.cli import plan as plan_command
-from sglang_glm.planning import flags
 from tests.support.checkpoints import checkpoint
 from tests.support.launch_scripts import LAUNCH, check_allocated
-from tests.support.plans import make_parser
-from tests.support.server import Server, ServerSpec, _free_port
-from tests.support.specs import TRUTH_64
+from tests.support.server import Server, _free_port
+from tests.support.specs import PLANNED, TRUTH_64
 
 SERVER = TRUTH_64
 CHECK = check_allocated()
@@ -37,16 +34,7 @@ def test_allocated(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--dtype: asked for bfloat16, the server has float32" in wrong and "20,481" in wrong
 
 
-def planned() -> ServerSpec:
-    """What is recommended for one H200, on the CPU: only the size of its cache is not this machine's."""
-    model = checkpoint("--mtp", "--index-topk", "8")
-    words = f"{model} --gpu h200 --tp 1 --context 2k --concurrency 4 --chunked-prefill-size 256"
-    plan = plan_command.make_plan(make_parser().parse_args(words.split()))
-    assert flags.environment(plan) == {}
-    return ServerSpec(model, (*flags.launch_flags(plan, model), "--max-total-tokens", "8448"))
-
-
-@pytest.mark.parametrize("server", [planned()], indirect=True, ids=["planned"])
+@pytest.mark.parametrize("server", [PLANNED], indirect=True, ids=["planned"])
 def test_recommended_flags_serve(server: Server) -> None:
     asked = {flag: value for flag, value in pairwise(server.spec.args) if flag in CHECK.COMPARED}
     info = requests.get(f"{server.url}/server_info", timeout=60).json()

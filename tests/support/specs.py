@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from sglang_glm.cli.plan import make_plan
+from sglang_glm.planning.flags import launch_flags
 from tests.gpu.serving import experts
 from tests.support.checkpoints import checkpoint
 from tests.support.mtp_checkpoints import aligned
 from tests.support.mtp_traffic import ARGS, ENV, INDEX_TOPK, draft_args
+from tests.support.plans import make_parser
 from tests.support.server import ServerSpec
 
 _SMALL_POOL = ("--max-total-tokens", "20480")
@@ -58,3 +61,13 @@ FP8_WEIGHTS_8 = ServerSpec(
 DRAFTS_16 = ServerSpec(
     aligned(INDEX_TOPK), (*ARGS, *draft_args(5), *experts.FLAGS), (*ENV, *_RECORDER)
 )
+
+
+def _planned(model: str) -> ServerSpec:
+    words = f"{model} --gpu h200 --tp 1 --context 2k --concurrency 4 --chunked-prefill-size 256"
+    plan = make_plan(make_parser().parse_args(words.split()))
+    return ServerSpec(model, (*launch_flags(plan, model), "--max-total-tokens", "8448"))
+
+
+#: What `sglang-glm plan` recommends for one H200, but for the size of the cache.
+PLANNED = _planned(TRUTH_8.model)
