@@ -29,7 +29,7 @@ _EXAMPLES = """\
 examples:
   one node of H200, attention by request, experts by DeepEP, MTP 5-1-6:
     sglang-glm plan zai-org/GLM-5.3 --gpu h200 --tp 8 --attn-dp-size 8 --ep 8 \\
-        --context 128k --concurrency 64
+        --context 32k --concurrency 64
   lowest latency, plain tensor parallelism:
     sglang-glm plan zai-org/GLM-5.3 --gpu h200 --tp 8 --concurrency 4
   1M tokens a request, latent rows spread over the ranks:
@@ -37,6 +37,8 @@ examples:
         --chunked-prefill-size 4096
   a checkpoint of your own, for a script, with a picture:
     sglang-glm plan ./checkpoint/config.json --gpu b200 --tp 4 --json --picture plan.svg
+  with the experts that a server of this layout really hit:
+    sglang-glm plan zai-org/GLM-5.3 --gpu h200 --tp 8 --expert-record recorder.pt
   how far the plan was from measured servers:
     sglang-glm plan --compare rows.jsonl
 """

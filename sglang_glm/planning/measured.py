@@ -300,9 +300,20 @@ def render(predictions: Sequence[Prediction], not_modelled: Sequence[str]) -> st
     lines += ["", *sorted({f"experts: {item.routing}" for item in predictions})]
     far = [item for item in predictions if abs(item.error) > LARGE_ERROR]
     if far:
-        lines.append(
-            f"{len(far)} of {len(predictions)} rows are more than {LARGE_ERROR:.0%} off. Not modelled: "
-            + "; ".join(not_modelled)
-            + "."
+        lines.append(f"{len(far)} of {len(predictions)} rows are more than {LARGE_ERROR:.0%} off:")
+        # Configurations may share op and shape.
+        lines += dict.fromkeys(
+            f"  {item.row.op} {item.row.context_tokens:,} x {item.row.batch}: {_unmodelled(item.row)}"
+            for item in far
         )
+        lines.append(f"Not modelled: {'; '.join(not_modelled)}.")
     return "\n".join(lines)
+
+
+def _unmodelled(row: MeasuredRow) -> str:
+    """What most likely fills the gap of one row."""
+    if not row.op.endswith("prefill"):
+        return "host time between steps, or routing other than assumed"
+    if row.context_tokens <= row.chunked_prefill_size:
+        return "one chunk is mostly launches, host work and HTTP"
+    return "what a chunk costs more the longer the history before it, see docs/planning.md"

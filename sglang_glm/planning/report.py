@@ -19,6 +19,7 @@ NOT_MODELLED = (
     "host time between steps, sampling, tokenisation and HTTP",
     "overlap of communication with computation (SGLang's two-batch overlap)",
     "efficiency of the dense and grouped matrix kernels: they count at the ceiling",
+    "the kernels that score and select for a prefill chunk: they count at the rates of the decode kernels",
     "imbalance between ranks beyond the given expert histogram",
     "the exchange of queries and partial attention under decode context parallelism",
 )
@@ -283,11 +284,14 @@ def _capacity_section(plan: Plan) -> str:
         (f"{length:,}", f"{plan.memory.requests_that_fit(length):,}")
         for length in capacity_lengths(plan)
     ]
+    fits, asked = plan.requests_that_fit(), plan.workload.concurrency
+    too_many = f"\nonly {fits:,} of the {asked:,} requests fit at once; the times below are of all {asked:,}"
     return (
         f"{_table(('tokens of a request', 'requests that fit'), rows)}\n"
         f"a token costs {plan.memory.kv_bytes_per_token:,.0f} B on each GPU that holds its request "
         f"({latent:,} latent, {index:,} index, {draft:,} draft before any split); each of "
         f"{plan.memory.num_groups} attention groups caches {plan.memory.tokens_per_group:,} tokens"
+        f"{too_many if fits < asked else ''}"
     )
 
 

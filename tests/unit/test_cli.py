@@ -81,7 +81,7 @@ def fails(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     [
         (ValueError("plan: tp is 3, expected 4"), "tp is 3, expected 4"),
         (RuntimeError("the server ended"), "the server ended"),
-        (PermissionError(13, "Permission denied", "/root/x"), "/root/x: Permission denied"),
+        (PermissionError(13, "Permission denied", "/etc/x"), "/etc/x: Permission denied"),
         (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
     ],
     ids=["value", "runtime", "path", "disk"],

@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import re
 import shlex
+from pathlib import Path
 
 import pytest
+import torch
 
 from sglang_glm.cli import plan as plan_command
 from sglang_glm.cli.main import main
@@ -103,6 +106,46 @@ def test_refusals_are_one_sentence(arguments, message, capsys):
     assert captured.err.count("\n") == 1
 
 
+def test_more_requests_than_fit_are_told(capsys):
+    words = "zai-org/GLM-5.3 --attn-dp-size 8 --ep 8 --context 128k --concurrency"
+    assert run([*words.split(), "64"]) == 0
+    assert "only 16 of the 64 requests fit at once" in capsys.readouterr().out
+    assert run([*words.split(), "16"]) == 0
+    assert "fit at once" not in capsys.readouterr().out
+
+
+def test_an_accept_length_that_no_round_can_yield_is_not_shown(capsys):
+    assert run(["zai-org/GLM-5.3", "--context", "8k", "--mtp-steps", "1"]) == 0
+    assert "token/s at 2 " in capsys.readouterr().out
+
+
+def glance():
+    """Rows of the document's table: the command's arguments and the figures beside them."""
+    text = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    section = text.partition("## At a glance")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(--gpu [^`]+)` \| (.+) \|$", section, re.MULTILINE)
+    assert len(rows) >= 6
+    return [(words, figures.split(" | ")) for words, figures in rows]
+
+
+@pytest.mark.parametrize(("words", "figures"), glance())
+def test_at_a_glance(words, figures, capsys):
+    assert run(["zai-org/GLM-5.3", *words.split(), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    times = plan["times_us"]
+    kind = "roofline" if times["decode"]["expected"] is None else "expected"
+    got = [
+        f"{plan['memory_per_gpu_bytes']['weights'] / 1e9:.1f}",
+        f"{plan['memory_per_gpu_bytes']['kv_pool'] / 1e9:.1f}",
+        str(plan["capacity"]["requests_that_fit"]),
+        f"{times['decode'][kind] / 1e3:.1f}",
+        f"{times['mtp_round'][kind] / 1e3:.1f}",
+        f"{plan['break_even_accept_length'][kind]:.1f}",
+    ]
+    assert [figure.rstrip(" *") for figure in figures] == got
+    assert all(figure.endswith("*") for figure in figures[3:]) == (kind == "roofline")
+
+
 def test_broken_json_is_refused(tmp_path, capsys):
     config = tmp_path / "config.json"
     config.write_text("{")
@@ -132,6 +175,8 @@ def test_examples_of_the_help_run(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.jsonl").write_text(
         '{"op": "decode_step", "shape": "30000x8", "ms_per_step": 3}'
     )
+    counts = torch.ones(1, 78, 256, dtype=torch.int32)
+    torch.save({"rank": 0, "logical_count": counts}, tmp_path / "recorder.pt")
     assert run(shlex.split(command)) == 0
     assert capsys.readouterr().out
 
