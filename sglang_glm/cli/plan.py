@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_glm.planning import hardware, measured, picture, report
+from sglang_glm.planning import hardware, measured, measured_rows, picture, report
 from sglang_glm.planning.expert_record import RecordedPasses, read_passes
 from sglang_glm.planning.experts import MeasuredHistogram, RecordedHits, UniformRouting
 from sglang_glm.planning.layout import ParallelLayout
@@ -184,7 +184,7 @@ def _accept_length(plan: Plan, given: float | None) -> float:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    predictions = [measured.predict(row) for row in measured.read_rows(args.compare)]
+    predictions = [measured.predict(row) for row in measured_rows.read_rows(args.compare)]
     if args.json:
         print(json.dumps([item.to_dict() for item in predictions], indent=2))
     else:

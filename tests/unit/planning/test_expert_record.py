@@ -26,7 +26,8 @@ from sglang_glm.planning.expert_record import (
     read_passes,
 )
 from sglang_glm.planning.layout import ParallelLayout
-from sglang_glm.planning.measured import parse_line, predict
+from sglang_glm.planning.measured import predict
+from sglang_glm.planning.measured_rows import parse_line
 from sglang_glm.planning.released import load_config
 from tests.gpu.serving import run
 

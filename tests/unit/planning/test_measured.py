@@ -8,7 +8,8 @@ import pytest
 
 from sglang_glm.cli.main import main
 from sglang_glm.planning import measured, validation
-from sglang_glm.planning.measured import parse_line, predict
+from sglang_glm.planning.measured import predict
+from sglang_glm.planning.measured_rows import parse_line
 
 BASE = {"op": "decode_step", "shape": "30000x8", "ms_per_step": 2.5, "experts_hit": 8}
 
