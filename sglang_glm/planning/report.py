@@ -219,7 +219,7 @@ def render_text(plan: Plan, model: str, *, accept_length: float) -> str:
         accept_length: Tokens per MTP round to show speeds for.
     """
     sections = [
-        _heading(plan, model),
+        f"{_heading(plan, model)}\n{_summary(plan, accept_length)}",
         _memory_section(plan),
         _capacity_section(plan),
         *(_phase_section(plan, phase) for phase in _shown_phases(plan)),
@@ -250,6 +250,26 @@ def _heading(plan: Plan, model: str) -> str:
         f"ceilings: {plan.gpu.source}",
     ]
     return "\n".join(lines)
+
+
+def _summary(plan: Plan, accept_length: float) -> str:
+    """The answer in a sentence; the sections below say how it comes about."""
+    kind = "roofline" if roofline.known_rates(plan.gpu) is None else "expected"
+    times, even = times_us(plan), break_even(plan)[kind]
+    requests, length = plan.workload.concurrency, plan.workload.context_tokens
+    step, mtp_round = times["decode"][kind], times["mtp_round"][kind]
+    assert step is not None, "every plan has a decode step"
+    text = (
+        f"=> {plan.requests_that_fit():,} requests of {length:,} tokens fit; {kind} with "
+        f"{requests:,}: {step / 1e3:.1f} ms a step, {1e6 * requests / step:,.0f} token/s"
+    )
+    if mtp_round is None or even is None:
+        return text
+    rate = 1e6 * requests * accept_length / mtp_round
+    return (
+        f"{text}; MTP {mtp_round / 1e3:.1f} ms a round, {rate:,.0f} token/s at {accept_length:g} "
+        f"tokens a round, pays from {even:.2f}"
+    )
 
 
 def _memory_section(plan: Plan) -> str:

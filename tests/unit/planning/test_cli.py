@@ -106,6 +106,17 @@ def test_refusals_are_one_sentence(arguments, message, capsys):
     assert captured.err.count("\n") == 1
 
 
+def test_the_answer_comes_first(capsys):
+    arguments = "zai-org/GLM-5.3 --attn-dp-size 8 --ep 8 --context 32k --concurrency 64"
+    assert run(arguments.split()) == 0
+    assert (
+        "=> 72 requests of 32,768 tokens fit; expected with 64: 31.6 ms a step, 2,023 token/s; "
+        "MTP 43.5 ms a round, 5,154 token/s at 3.5 tokens a round, pays from 1.37"
+    ) in capsys.readouterr().out.partition("\n\n")[0]
+    assert run([*arguments.split(), "--mtp-steps", "0"]) == 0
+    assert "MTP" not in capsys.readouterr().out.partition("=> ")[2].partition("\n")[0]
+
+
 def test_more_requests_than_fit_are_told(capsys):
     words = "zai-org/GLM-5.3 --attn-dp-size 8 --ep 8 --context 128k --concurrency"
     assert run([*words.split(), "64"]) == 0
