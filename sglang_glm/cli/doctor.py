@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis; 1 when something failed."""
+    print("  loading SGLang and what it brings, some seconds", file=sys.stderr, flush=True)
     from sglang_glm.diagnosis.backends import check_backends, check_cuda_choice, self_check
     from sglang_glm.diagnosis.environment import check_accelerators, check_versions
     from sglang_glm.diagnosis.findings import Diagnosis
