@@ -136,7 +136,7 @@ check_start() {
   local model
   command -v "$PYTHON" >/dev/null ||
     refuse "$PYTHON is no program; run 'make install', or give --python"
-  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("sglang"))' ||
+  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("sglang"))' 2>/dev/null ||
     refuse "$PYTHON has no sglang; run 'make install', or give the --python that has it"
   model=$(value_of --model-path "")
   [[ $model != [./]* || -e $model ]] || refuse "--model-path $model does not exist"
