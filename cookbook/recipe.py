@@ -38,8 +38,15 @@ def run(main: Any) -> None:
     """End with 0, or with 1 and the reason."""
     try:
         main()
+    except requests.ConnectionError as error:
+        address = error.request.url if error.request is not None else "the server"
+        raise SystemExit(
+            f"failed: {address} does not answer; start the server (make serve), or give --url"
+        ) from None
     except (Failure, requests.RequestException) as error:
         raise SystemExit(f"failed: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
 
 
 def expect(condition: object, reason: str) -> None:

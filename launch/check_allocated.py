@@ -1,6 +1,6 @@
 """Compares what a running server allocated with what its command line asked for.
 
-    launch/check_allocated.py URL [--min-kv-tokens N] [--FLAG=VALUE ...]
+    python launch/check_allocated.py URL [--min-kv-tokens N] [--FLAG=VALUE ...]
 
 SGLang lowers, rounds and replaces arguments while it starts, and says so in one line among a
 thousand. This reads `/server_info` and ends with 1, naming the argument, when something that was
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -120,10 +121,15 @@ def main(arguments: list[str]) -> int:
     url, rest = arguments[0], arguments[1:]
     min_kv_tokens = 0
     if rest[:1] == ["--min-kv-tokens"]:
+        if len(rest) < 2 or not rest[1].isdecimal():
+            return _refuse("--min-kv-tokens needs a whole number")
         min_kv_tokens, rest = int(rest[1]), rest[2:]
     asked = {word.partition("=")[0]: word.partition("=")[2] for word in rest}
-    with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
-        info = json.load(answer)
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
+            info = json.load(answer)
+    except (urllib.error.URLError, ValueError, OSError) as error:
+        return _refuse(f"{url}/server_info does not answer ({error}); give a server's address")
     agreed, wrong = differences(asked, info, min_kv_tokens)
     print("allocated as asked for:")
     for line in agreed:
@@ -131,6 +137,11 @@ def main(arguments: list[str]) -> int:
     for line in wrong:
         print(f"  not so: {line}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def _refuse(sentence: str) -> int:
+    print(f"check_allocated: {sentence}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

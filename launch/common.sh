@@ -66,10 +66,23 @@ refuse() {
   exit 2
 }
 
+# whole NAME DEFAULT [LEAST]: sets REPLY to a flag's value, which must be a whole number.
+# (A command substitution could not end the script.)
+whole() {
+  local least=${3-1}
+  REPLY=$(value_of "$1" "$2")
+  [[ $REPLY =~ ^(0|[1-9][0-9]{0,8})$ ]] && ((REPLY >= least)) ||
+    refuse "$1 is '$REPLY'; give a whole number from $least"
+}
+
 refuse_contradictions() {
   local tp dp ep pp nodes steps drafts requests rows capacity graph
-  tp=$(value_of --tp-size 1) dp=$(value_of --attn-dp-size 1) ep=$(value_of --ep-size 1)
-  pp=$(value_of --pp-size 1) nodes=$(value_of --nnodes 1)
+  whole --tp-size 1 && tp=$REPLY
+  whole --attn-dp-size 1 && dp=$REPLY
+  whole --ep-size 1 && ep=$REPLY
+  whole --pp-size 1 && pp=$REPLY
+  whole --nnodes 1 && nodes=$REPLY
+  whole --port 30000
   [[ -n $(value_of --model-path "") ]] || refuse "no model; give --model-path"
   ((NUM_GPUS == 0 || tp * pp == NUM_GPUS * nodes)) ||
     refuse "--tp-size $tp times --pp-size $pp is not $((NUM_GPUS * nodes)), the GPUs of $nodes node(s) of this shape"
@@ -79,7 +92,8 @@ refuse_contradictions() {
     ((ep == tp)) || refuse "--moe-a2a-backend deepep needs --ep-size $tp, one group of experts a GPU; got $ep"
   fi
 
-  steps=$(value_of --speculative-num-steps 0) drafts=$(value_of --speculative-num-draft-tokens 0)
+  whole --speculative-num-steps 0 0 && steps=$REPLY
+  whole --speculative-num-draft-tokens 0 0 && drafts=$REPLY
   if [[ -n $(value_of --speculative-algorithm "") ]]; then
     [[ $(value_of --speculative-eagle-topk 1) == 1 ]] ||
       refuse "--speculative-eagle-topk must be 1: a chain, not a tree"
@@ -92,11 +106,11 @@ refuse_contradictions() {
   fi
 
   ((drafts > 0)) || drafts=1
-  requests=$(value_of --max-running-requests 0)
+  whole --max-running-requests 0 0 && requests=$REPLY
   if ((requests > 0)); then
     ((requests % dp == 0)) ||
       refuse "--max-running-requests $requests is not a multiple of --attn-dp-size $dp"
-    graph=$(value_of --cuda-graph-max-bs-decode "$((requests / dp))")
+    whole --cuda-graph-max-bs-decode "$((requests / dp))" && graph=$REPLY
     ((graph >= requests / dp)) ||
       refuse "--cuda-graph-max-bs-decode $graph is below the $((requests / dp)) requests of an attention group: larger batches would run without a graph"
     if [[ $(value_of --moe-a2a-backend none) == deepep && $(value_of --deepep-mode auto) != normal ]]; then
@@ -114,6 +128,18 @@ refuse_contradictions() {
   fi
   ((nodes == 1)) || [[ -n $(value_of --dist-init-addr "") ]] ||
     refuse "--nnodes $nodes needs --dist-init-addr HEAD:PORT, the same on every node"
+  whole --node-rank 0 0
+  ((REPLY < nodes)) || refuse "--node-rank $REPLY of $nodes node(s); the first is 0"
+}
+
+check_start() {
+  local model
+  command -v "$PYTHON" >/dev/null ||
+    refuse "$PYTHON is no program; run 'make install', or give --python"
+  "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("sglang"))' 2>/dev/null ||
+    refuse "$PYTHON has no sglang; run 'make install', or give the --python that has it"
+  model=$(value_of --model-path "")
+  [[ $model != [./]* || -e $model ]] || refuse "--model-path $model does not exist"
 }
 
 check_machine() {
@@ -166,11 +192,21 @@ launch() {
   while (($#)); do
     case $1 in
       --dry-run) dry_run=1 ;;
-      --python) PYTHON=$2 && shift ;;
-      --ready-timeout) READY_TIMEOUT=$2 && shift ;;
+      --?*=*)
+        # The other way to give a value.
+        set -- "${1%%=*}" "${1#*=}" "${@:2}"
+        continue
+        ;;
+      --python | --ready-timeout)
+        (($# > 1)) || refuse "$1 needs a value"
+        if [[ $1 == --python ]]; then PYTHON=$2; else READY_TIMEOUT=$2; fi
+        shift
+        ;;
       -h | --help)
         echo "$SHAPE"
         sed -n '/^#   --/s/^# //p' "$LAUNCH_DIR/common.sh"
+        printf 'examples:\n  launch/%s --dry-run\n' "${0##*/}"
+        printf '  launch/%s --model-path /checkpoints/glm --port 31000\n' "${0##*/}"
         exit 0
         ;;
       --*)
@@ -181,7 +217,7 @@ launch() {
           flag "$name"
         fi
         ;;
-      *) refuse "unexpected argument $1; arguments of the server start with --" ;;
+      *) refuse "unexpected argument '$1'; arguments of the server start with --" ;;
     esac
     shift
   done
@@ -190,6 +226,8 @@ launch() {
     [[ -x $PYTHON ]] || PYTHON=python3
   fi
 
+  [[ $READY_TIMEOUT =~ ^[1-9][0-9]{0,8}$ ]] ||
+    refuse "--ready-timeout is '$READY_TIMEOUT'; give whole seconds"
   refuse_contradictions
   compose
   printf '+'
@@ -198,6 +236,7 @@ launch() {
   ((dry_run)) && exit 0
 
   check_machine
+  check_start
   url="http://127.0.0.1:$(value_of --port 30000)"
   "${COMMAND[@]}" &
   SERVER=$!

@@ -4,10 +4,15 @@ import hashlib
 import random
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
 from tests.support.server import Server, ServerPool, server_pool
+
+# A shared machine stops a test for longer than hypothesis' 200 ms; that says nothing of the code.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ examples:
   sglang-glm doctor
   sglang-glm doctor --kv-cache-dtype float8_e4m3fn
   sglang-glm doctor --json | python -m json.tool
+  what a command line of the server would be served with here:
+    sglang-glm doctor -- --model-path checkpoints/tiny-glm-dsa --kv-cache-dtype fp8_e4m3
 """
 
 
@@ -30,14 +33,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="bfloat16",
         help="cache to judge the backends for (default bfloat16)",
     )
+    parser.add_argument(
+        "server_arguments",
+        nargs="*",
+        metavar="-- SERVER ARGUMENTS",
+        help="of sglang.launch_server: resolve them and name the backends that would serve",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis; 1 when something failed."""
+    print("  loading SGLang and what it brings, some seconds", file=sys.stderr, flush=True)
     from sglang_glm.diagnosis.backends import check_backends, check_cuda_choice, self_check
     from sglang_glm.diagnosis.environment import check_accelerators, check_versions
     from sglang_glm.diagnosis.findings import Diagnosis
     from sglang_glm.diagnosis.seams import check_seams
+    from sglang_glm.diagnosis.server import check_command
 
     diagnosis = Diagnosis(
         [
@@ -46,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             *check_seams(),
             *check_backends(arguments.kv_cache_dtype),
             *check_cuda_choice(arguments.kv_cache_dtype),
+            *check_command(arguments.server_arguments),
             *self_check(),
         ]
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_glm.planning import hardware, measured, picture, report
+from sglang_glm.planning import hardware, measured, measured_rows, picture, report
+from sglang_glm.planning.expert_record import RecordedPasses, read_passes
 from sglang_glm.planning.experts import MeasuredHistogram, RecordedHits, UniformRouting
 from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.planning.plan import DEFAULT_ACCEPT_LENGTH, Plan, Workload, build_plan
@@ -27,7 +29,7 @@ _EXAMPLES = """\
 examples:
   one node of H200, attention by request, experts by DeepEP, MTP 5-1-6:
     sglang-glm plan zai-org/GLM-5.3 --gpu h200 --tp 8 --attn-dp-size 8 --ep 8 \\
-        --context 128k --concurrency 64
+        --context 32k --concurrency 64
   lowest latency, plain tensor parallelism:
     sglang-glm plan zai-org/GLM-5.3 --gpu h200 --tp 8 --concurrency 4
   1M tokens a request, latent rows spread over the ranks:
@@ -35,6 +37,8 @@ examples:
         --chunked-prefill-size 4096
   a checkpoint of your own, for a script, with a picture:
     sglang-glm plan ./checkpoint/config.json --gpu b200 --tp 4 --json --picture plan.svg
+  with the experts that a server of this layout really hit:
+    sglang-glm plan zai-org/GLM-5.3 --gpu h200 --tp 8 --expert-record recorder.pt
   how far the plan was from measured servers:
     sglang-glm plan --compare rows.jsonl
 """
@@ -90,8 +94,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--accept-length",
         type=float,
-        default=DEFAULT_ACCEPT_LENGTH,
-        help="tokens an MTP round yields, for the speed row",
+        help="tokens an MTP round yields, for the speed row (3.5, or as many as it can)",
     )
     load.add_argument(
         "--shared-verify-reads",
@@ -111,6 +114,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     routing.add_argument(
         "--expert-histogram", type=Path, help='JSON {"layer_id": [count per expert, …]}'
+    )
+    routing.add_argument(
+        "--expert-record",
+        type=Path,
+        metavar="FILE.pt",
+        help="what SGLang's expert recorder counted on a server of this layout, mode stat",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -149,18 +158,33 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args)
     if args.model is None:
         raise ValueError("plan: got no model, expected a config.json or " + next(iter(RELEASED)))
+    if args.picture is not None:
+        picture.check_path(args.picture)
     plan = make_plan(args)
+    accept_length = _accept_length(plan, args.accept_length)
     if args.picture is not None:
         _write_picture(plan, args)
     if args.json:
         print(json.dumps(report.plan_to_dict(plan, args.model), indent=2))
     else:
-        print(report.render_text(plan, args.model, accept_length=args.accept_length))
+        print(report.render_text(plan, args.model, accept_length=accept_length))
     return 0
 
 
+def _accept_length(plan: Plan, given: float | None) -> float:
+    longest = plan.workload.mtp.max_accept_length if plan.workload.mtp is not None else 1
+    if given is None:
+        return min(DEFAULT_ACCEPT_LENGTH, longest)
+    if not 1 <= given <= longest:
+        raise ValueError(
+            f"plan: accept_length is {given:g}, expected from 1 to {longest}, the tokens that a round "
+            "can yield; change it or --mtp-steps"
+        )
+    return given
+
+
 def _compare(args: argparse.Namespace) -> int:
-    predictions = [measured.predict(row) for row in measured.read_rows(args.compare)]
+    predictions = [measured.predict(row) for row in measured_rows.read_rows(args.compare)]
     if args.json:
         print(json.dumps([item.to_dict() for item in predictions], indent=2))
     else:
@@ -195,7 +219,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         layout=layout,
         precision=checkpoint_precision(config) if args.weights == "checkpoint" else args.weights,
         kv_dtype="bf16" if args.kv_cache_dtype == "bfloat16" else fp8_rows,
-        routing=_routing(args, config),
+        routing=_routing(args, config, layout),
     )
     chunk_tokens = args.chunked_prefill_size
     if chunk_tokens is None:
@@ -213,7 +237,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
 def _gpu_with_links(args: argparse.Namespace) -> hardware.Gpu:
     gpu = hardware.find_gpu(args.gpu)
     for option, gb_per_s in (("link", args.link_gb_per_s), ("network", args.network_gb_per_s)):
-        if gb_per_s is not None and gb_per_s <= 0:
+        if gb_per_s is not None and not 0 < gb_per_s < math.inf:
             raise ValueError(f"plan: {option}_gb_per_s is {gb_per_s:g}, expected more than 0")
     if args.link_gb_per_s is not None:
         gpu = replace(gpu, link_bytes_per_s=1e9 * args.link_gb_per_s)
@@ -222,7 +246,9 @@ def _gpu_with_links(args: argparse.Namespace) -> hardware.Gpu:
     return gpu
 
 
-def _routing(args: argparse.Namespace, config: GlmDsaConfig) -> Routing:
+def _routing(args: argparse.Namespace, config: GlmDsaConfig, layout: ParallelLayout) -> Routing:
+    if args.expert_record is not None:
+        return RecordedPasses(tuple(read_passes(args.expert_record, config, layout)))
     if args.expert_histogram is not None:
         return MeasuredHistogram.from_json(args.expert_histogram, config)
     if args.experts_hit is not None:
@@ -249,6 +275,6 @@ def _write_picture(plan: Plan, args: argparse.Namespace) -> None:
         return
     print(picture.text_picture(plan), file=sys.stderr)
     print(
-        f"{args.picture} was not written: matplotlib is not installed (pip install matplotlib)",
+        f"{args.picture} was not written: matplotlib is not installed (pip install '.[plot]')",
         file=sys.stderr,
     )

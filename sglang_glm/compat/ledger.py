@@ -469,6 +469,15 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="never: this is SGLang's way to bring a forward",
         probe=probes.check_experts,
     ),
+    Seam(
+        target="sglang.srt.eplb.expert_distribution._ExpertDistributionRecorderReal._on_hook",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.expert_distribution:on_hook",
+        why="--expert-distribution-recorder-mode asks CUDA at every MoE layer whether a graph is captured, "
+        "which ends the server",
+        remove_when="the recorder asks the platform",
+    ),
     _replacement(
         "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnMultiStepBackend",
         "sglang_glm.attention.host_multi_step:GlmDsaHostMultiStepBackend",

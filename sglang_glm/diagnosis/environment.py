@@ -1,7 +1,9 @@
 """Versions and accelerators."""
 
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -13,8 +15,13 @@ TESTED = {"torch": "2.14.1", "transformers": "5.19.0"}
 
 
 def sglang_requirement() -> Requirement:
-    """The range of SGLang that this package declares."""
-    declared = (Requirement(line) for line in requires("sglang-glm") or ())
+    """The range of SGLang that this package declares, installed or run from its source tree."""
+    try:
+        lines = requires("sglang-glm") or []
+    except PackageNotFoundError:
+        source = Path(__file__).parents[2] / "pyproject.toml"
+        lines = tomllib.loads(source.read_text(encoding="utf-8"))["project"]["dependencies"]
+    declared = map(Requirement, lines)
     return next(requirement for requirement in declared if requirement.name == "sglang")
 
 

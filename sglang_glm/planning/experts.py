@@ -133,6 +133,20 @@ class RecordedHitsByLayer:
         return f"recorded for {len(self.experts_hit)} MoE layers, step by step"
 
 
+def _checked(values: object, layer: str, path: str | Path, config: GlmDsaConfig) -> tuple[int, ...]:
+    if not (
+        isinstance(values, list)
+        and len(values) == config.n_routed_experts
+        and all(isinstance(count, int) and count >= 0 for count in values)
+        and sum(values) > 0
+    ):
+        raise ValueError(
+            f"plan: expert counts of layer {layer} in {path} are not {config.n_routed_experts} "
+            "non-negative numbers with a positive sum"
+        )
+    return tuple(values)
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredHistogram:
     """How often each expert was chosen, per layer.
@@ -149,21 +163,18 @@ class MeasuredHistogram:
         """Read `{"layer_id": [count, …], …}`.
 
         Raises:
-            ValueError: Naming the layer whose counts do not fit the model.
+            ValueError: If it is no such file; names the layer whose counts do not fit the model.
         """
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-        counts: dict[int, tuple[int, ...]] = {}
-        for key, values in raw.items():
-            valid = isinstance(values, list) and len(values) == config.n_routed_experts
-            if not valid or min(values) < 0 or sum(values) == 0:
-                raise ValueError(
-                    f"plan: expert counts of layer {key} in {path} are not "
-                    f"{config.n_routed_experts} non-negative numbers with a positive sum"
-                )
-            counts[int(key)] = tuple(values)
-        if not counts:
-            raise ValueError(f"plan: {path} holds no layers, expected layer ids with counts")
-        return cls(counts)
+        wanted = 'expected JSON {"layer_id": [count per expert, …]}'
+        if not Path(path).is_file():
+            raise ValueError(f"plan: {path} is no file, {wanted}")
+        try:
+            raw = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError:
+            raise ValueError(f"plan: {path} is not JSON, {wanted}") from None
+        if not isinstance(raw, dict) or not raw or not all(key.isdecimal() for key in raw):
+            raise ValueError(f"plan: {path} holds no layers, {wanted}")
+        return cls({int(key): _checked(values, key, path, config) for key, values in raw.items()})
 
     def _probabilities(self, config: GlmDsaConfig, layer_id: int) -> list[float]:
         recorded = self.counts.get(layer_id)

@@ -1,25 +1,8 @@
-"""Measured server rows beside their predictions: `sglang-glm plan --compare FILE.jsonl`.
-
-A row is one JSON object a line, as `docs/bench/gpu_serving.jsonl` has them. `op`, `shape` and
-`ms_per_step` must be there:
-
-* `op`: `decode_step` (one token without drafts) or `verify_round` (verify, draft extend and draft
-  steps);
-* `shape`: tokens of context and requests, `30000x16` or `128kx32`;
-* `ms_per_step`: milliseconds of the op;
-* `prefill_s`: seconds of all prompts from nothing, which gives a second figure;
-* `experts_hit`: distinct experts a MoE layer and step, as recorded: a number, or one by layer id.
-  Without it uniform routing is assumed and the table says so;
-* `flags`: of the server; draft steps, cache dtype and prefill chunk are read from it;
-* `heads`: query heads of the served config, where they are not the model's;
-* `model` (zai-org/GLM-5.3), `num_layers` (7), `n_routed_experts` (32), `tp` (1).
-"""
+"""Measured server rows beside their predictions: `sglang-glm plan --compare FILE.jsonl`."""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_glm.config import GlmDsaConfig
@@ -33,49 +16,13 @@ from sglang_glm.planning.traffic import ModelSetup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from sglang_glm.planning.experts import Routing
+    from sglang_glm.planning.measured_rows import MeasuredRow
     from sglang_glm.planning.plan import Plan
 
-OPS = ("decode_step", "verify_round")
 LARGE_ERROR = 0.30
 """Share of the measurement beyond which the report says what is not modelled."""
-
-_SHAPE = re.compile(r"^(\d+)([kKmM]?)x(\d+)$")
-_FACTORS = {"": 1, "k": 1024, "m": 1024 * 1024}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRow:
-    """One measured step.
-
-    Attributes:
-        op: One of `OPS`, or `prefill`, with drafts `mtp_prefill`.
-        batch: Requests at once.
-        context_tokens: Of each.
-        ms_per_step: Measured.
-        experts_hit: Per MoE layer and step: one number, by layer id, or `None` if not recorded.
-        num_layers: Decoder layers served.
-        n_routed_experts: Of each MoE layer.
-        mtp_steps: Draft steps of a round.
-        heads: Query heads, `None` for the model's.
-    """
-
-    op: str
-    batch: int
-    context_tokens: int
-    ms_per_step: float
-    experts_hit: float | dict[int, float] | None = None
-    model: str = "zai-org/GLM-5.3"
-    gpu: str = "h200"
-    tp: int = 1
-    num_layers: int = 7
-    n_routed_experts: int = 32
-    mtp_steps: int = 5
-    kv_cache_dtype: str = "fp8_e4m3"
-    chunked_prefill_size: int = 8192
-    heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,86 +58,6 @@ class Prediction:
             "error": self.error,
             "routing": self.routing,
         }
-
-
-def read_rows(path: Path) -> list[MeasuredRow]:
-    """Read a file of rows.
-
-    Raises:
-        ValueError: Naming the line that is not a row, or the file that holds none.
-    """
-    if not path.is_file():
-        raise ValueError(f"plan: {path} is no file, expected measured rows as JSON lines")
-    rows = [
-        row
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-        if line.strip()
-        for row in parse_line(line, f"{path.name}:{number}")
-    ]
-    if not rows:
-        raise ValueError(f"plan: {path} holds no rows, expected JSON lines")
-    return rows
-
-
-def parse_line(line: str, where: str) -> list[MeasuredRow]:
-    """Read one line: its step, and its prefill where it has one.
-
-    Args:
-        line: JSON, as the module describes it; other keys are passed over.
-        where: File and line, for the error.
-
-    Raises:
-        ValueError: Naming the key.
-    """
-    try:
-        values: dict[str, Any] = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"plan: {where} is not JSON ({error.msg})") from None
-    missing = [key for key in ("op", "shape", "ms_per_step") if key not in values]
-    if missing:
-        raise ValueError(f"plan: {where} lacks {', '.join(missing)}")
-    op = values["op"]
-    if op not in OPS:
-        raise ValueError(f"plan: {where} has op {op!r}, expected one of {', '.join(OPS)}")
-    shape = _SHAPE.match(str(values["shape"]))
-    if shape is None or int(shape[1]) < 1 or int(shape[3]) < 1:
-        raise ValueError(
-            f"plan: {where} has shape {values['shape']!r}, expected tokens and requests such as "
-            "30000x16 or 128kx32"
-        )
-    if not float(values["ms_per_step"]) > 0:
-        raise ValueError(
-            f"plan: {where} has ms_per_step {values['ms_per_step']}, expected more than 0"
-        )
-    hits = values.get("experts_hit")
-    if isinstance(hits, dict):
-        hits = {int(layer): float(count) for layer, count in hits.items()}
-    flags = str(values.get("flags", "")).split()
-    step = MeasuredRow(
-        op=op,
-        batch=int(shape[3]),
-        context_tokens=int(shape[1]) * _FACTORS[shape[2].lower()],
-        ms_per_step=float(values["ms_per_step"]),
-        experts_hit=hits,
-        mtp_steps=int(_flag(flags, "--speculative-num-steps", "5")),
-        kv_cache_dtype=_flag(flags, "--kv-cache-dtype", "fp8_e4m3"),
-        chunked_prefill_size=int(_flag(flags, "--chunked-prefill-size", "8192")),
-        **{
-            key: values[key]
-            for key in ("model", "num_layers", "n_routed_experts", "tp", "heads")
-            if values.get(key) is not None
-        },
-    )
-    if not values.get("prefill_s"):
-        return [step]
-    name = "mtp_prefill" if op == "verify_round" else "prefill"
-    return [step, replace(step, op=name, ms_per_step=1e3 * float(values["prefill_s"]))]
-
-
-def _flag(words: Sequence[str], name: str, default: str) -> str:
-    """The last value of a flag in a command line."""
-    places = [index for index, word in enumerate(words[:-1]) if word == name]
-    return words[places[-1] + 1] if places else default
 
 
 def predict(row: MeasuredRow) -> Prediction:
@@ -266,9 +133,20 @@ def render(predictions: Sequence[Prediction], not_modelled: Sequence[str]) -> st
     lines += ["", *sorted({f"experts: {item.routing}" for item in predictions})]
     far = [item for item in predictions if abs(item.error) > LARGE_ERROR]
     if far:
-        lines.append(
-            f"{len(far)} of {len(predictions)} rows are more than {LARGE_ERROR:.0%} off. Not modelled: "
-            + "; ".join(not_modelled)
-            + "."
+        lines.append(f"{len(far)} of {len(predictions)} rows are more than {LARGE_ERROR:.0%} off:")
+        # Configurations may share op and shape.
+        lines += dict.fromkeys(
+            f"  {item.row.op} {item.row.context_tokens:,} x {item.row.batch}: {_unmodelled(item.row)}"
+            for item in far
         )
+        lines.append(f"Not modelled: {'; '.join(not_modelled)}.")
     return "\n".join(lines)
+
+
+def _unmodelled(row: MeasuredRow) -> str:
+    """What most likely fills the gap of one row."""
+    if not row.op.endswith("prefill"):
+        return "host time between steps, or routing other than assumed"
+    if row.context_tokens <= row.chunked_prefill_size:
+        return "one chunk is mostly launches, host work and HTTP"
+    return "what a chunk costs more the longer the history before it, see docs/planning.md"

@@ -82,14 +82,20 @@ def _bar(name: str, value: float, whole: float, label: str) -> str:
     return f"{name:>16} |{'#' * filled}{' ' * (_BAR_WIDTH - filled)}| {label}"
 
 
-def draw(plan: Plan, model: str, path: Path) -> None:
-    """Write an SVG or PNG (by suffix) with both panels; needs matplotlib.
+def check_path(path: Path) -> None:
+    """Refuse what cannot be drawn to, before anything is computed.
 
     Raises:
-        ValueError: For another suffix.
+        ValueError: For another suffix, or a folder that is not there.
     """
     if path.suffix not in (".svg", ".png"):
         raise ValueError(f"plan: picture is {str(path)!r}, expected a name ending in .svg or .png")
+    if not path.parent.is_dir():
+        raise ValueError(f"plan: picture is {str(path)!r}, but there is no folder {path.parent}")
+
+
+def draw(plan: Plan, model: str, path: Path) -> None:
+    """Write an SVG or PNG (by suffix, see `check_path`) with both panels; needs matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -19,6 +19,7 @@ NOT_MODELLED = (
     "host time between steps, sampling, tokenisation and HTTP",
     "overlap of communication with computation (SGLang's two-batch overlap)",
     "efficiency of the dense and grouped matrix kernels: they count at the ceiling",
+    "the kernels that score and select for a prefill chunk: they count at the rates of the decode kernels",
     "imbalance between ranks beyond the given expert histogram",
     "the exchange of queries and partial attention under decode context parallelism",
 )
@@ -218,7 +219,7 @@ def render_text(plan: Plan, model: str, *, accept_length: float) -> str:
         accept_length: Tokens per MTP round to show speeds for.
     """
     sections = [
-        _heading(plan, model),
+        f"{_heading(plan, model)}\n{_summary(plan, accept_length)}",
         _memory_section(plan),
         _capacity_section(plan),
         *(_phase_section(plan, phase) for phase in _shown_phases(plan)),
@@ -249,6 +250,26 @@ def _heading(plan: Plan, model: str) -> str:
         f"ceilings: {plan.gpu.source}",
     ]
     return "\n".join(lines)
+
+
+def _summary(plan: Plan, accept_length: float) -> str:
+    """The answer in a sentence; the sections below say how it comes about."""
+    kind = "roofline" if roofline.known_rates(plan.gpu) is None else "expected"
+    times, even = times_us(plan), break_even(plan)[kind]
+    requests, length = plan.workload.concurrency, plan.workload.context_tokens
+    step, mtp_round = times["decode"][kind], times["mtp_round"][kind]
+    assert step is not None, "every plan has a decode step"
+    text = (
+        f"=> {plan.requests_that_fit():,} requests of {length:,} tokens fit; {kind} with "
+        f"{requests:,}: {step / 1e3:.1f} ms a step, {1e6 * requests / step:,.0f} token/s"
+    )
+    if mtp_round is None or even is None:
+        return text
+    rate = 1e6 * requests * accept_length / mtp_round
+    return (
+        f"{text}; MTP {mtp_round / 1e3:.1f} ms a round, {rate:,.0f} token/s at {accept_length:g} "
+        f"tokens a round, pays from {even:.2f}"
+    )
 
 
 def _memory_section(plan: Plan) -> str:
@@ -283,11 +304,14 @@ def _capacity_section(plan: Plan) -> str:
         (f"{length:,}", f"{plan.memory.requests_that_fit(length):,}")
         for length in capacity_lengths(plan)
     ]
+    fits, asked = plan.requests_that_fit(), plan.workload.concurrency
+    too_many = f"\nonly {fits:,} of the {asked:,} requests fit at once; the times below are of all {asked:,}"
     return (
         f"{_table(('tokens of a request', 'requests that fit'), rows)}\n"
         f"a token costs {plan.memory.kv_bytes_per_token:,.0f} B on each GPU that holds its request "
         f"({latent:,} latent, {index:,} index, {draft:,} draft before any split); each of "
         f"{plan.memory.num_groups} attention groups caches {plan.memory.tokens_per_group:,} tokens"
+        f"{too_many if fits < asked else ''}"
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_glm.planning.measured import MeasuredRow, Prediction, predict
+from sglang_glm.planning.measured import Prediction, predict
+from sglang_glm.planning.measured_rows import MeasuredRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,14 @@ from tests.support.specs import TRUTH_8
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
-pytest.importorskip("nixl", reason="NIXL moves the cache: pip install '.[disaggregation]'")
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("nixl") is None,
+        reason="NIXL moves the cache: pip install '.[disaggregation]'",
+    ),
+]
 
 BASE = (
     *("--dtype", "float32", "--chunked-prefill-size", "128"),

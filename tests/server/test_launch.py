@@ -1,8 +1,9 @@
 """The launch scripts on a real server.
 
-test_allocated    what a running server allocated against what was asked for, right and wrong
-test_serve_cpu    (slow) from the script to `Ready`, one answer, and the end of every process
-test_lowered      (slow) a server that could not allocate what was asked for is not left running
+test_allocated                what a running server allocated against what was asked for, right and wrong
+test_recommended_flags_serve  the flags of `sglang-glm plan` start a server, which has what was planned
+test_serve_cpu                (slow) from the script to `Ready`, one answer, and the end of every process
+test_lowered                  (slow) a server that could not allocate what was asked for is not left running
 """
 
 import os
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import time
+from itertools import pairwise
 
 import pytest
 import requests
@@ -18,7 +20,7 @@ from sglang_glm.verification.local_server import free_port
 from tests.support.checkpoints import checkpoint
 from tests.support.launch_scripts import LAUNCH, check_allocated
 from tests.support.server import Server
-from tests.support.specs import TRUTH_64
+from tests.support.specs import PLANNED, TRUTH_64
 
 SERVER = TRUTH_64
 CHECK = check_allocated()
@@ -31,6 +33,17 @@ def test_allocated(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert CHECK.main([server.url, "--min-kv-tokens", "20481", "--dtype=bfloat16"]) == 1
     wrong = capsys.readouterr().err
     assert "--dtype: asked for bfloat16, the server has float32" in wrong and "20,481" in wrong
+
+
+@pytest.mark.parametrize("server", [PLANNED], indirect=True, ids=["planned"])
+def test_recommended_flags_serve(server: Server) -> None:
+    asked = {flag: value for flag, value in pairwise(server.spec.args) if flag in CHECK.COMPARED}
+    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    agreed, wrong = CHECK.differences(asked, info, min_kv_tokens=8448)
+    assert wrong == [] and len(agreed) >= 9, agreed
+    assert "--speculative-num-draft-tokens 6" in agreed and "--kv-cache-dtype fp8_e4m3" in agreed
+    answer = server.generate(list(range(300, 400)), max_new_tokens=9)
+    assert len(answer["output_ids"]) == 9 and answer["meta_info"]["spec_verify_ct"] >= 1
 
 
 def start(*arguments: str) -> tuple[subprocess.Popen[str], int]:

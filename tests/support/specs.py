@@ -1,8 +1,14 @@
 """The servers of the ordinary suite. It starts each once; the suite may start ten in all."""
 
+from pathlib import Path
+
+from sglang_glm.cli.plan import make_plan
+from sglang_glm.planning.flags import launch_flags
+from tests.gpu.serving import experts
 from tests.support.checkpoints import checkpoint
 from tests.support.mtp_checkpoints import aligned
 from tests.support.mtp_traffic import ARGS, ENV, INDEX_TOPK, draft_args
+from tests.support.plans import make_parser
 from tests.support.server import ServerSpec
 
 _SMALL_POOL = ("--max-total-tokens", "20480")
@@ -13,8 +19,14 @@ TRUTH = ("--dtype", "float32", *_CHUNKED, *_SMALL_POOL)
 #: The answers can carry what the indexer selected.
 SELECTIONS = "--enable-return-indexer-topk"
 
+#: Where a server that counts the experts hit leaves its records.
+EXPERT_RECORDS = Path(__file__).parents[2] / ".cache" / "tests" / "expert_records"
+_RECORDER = tuple(experts.environment(EXPERT_RECORDS).items())
+
 #: FP32 everywhere; selection bites from the ninth position on.
-TRUTH_8 = ServerSpec(checkpoint("--mtp", "--index-topk", "8"), (*TRUTH, SELECTIONS))
+TRUTH_8 = ServerSpec(
+    checkpoint("--mtp", "--index-topk", "8"), (*TRUTH, SELECTIONS, *experts.FLAGS), _RECORDER
+)
 
 #: FP32 everywhere, with all that a user of the HTTP endpoints turns on.
 TRUTH_64 = ServerSpec(
@@ -46,4 +58,16 @@ FP8_WEIGHTS_8 = ServerSpec(
 )
 
 #: Drafts of which many are right, five a round.
-DRAFTS_16 = ServerSpec(aligned(INDEX_TOPK), (*ARGS, *draft_args(5)), ENV)
+DRAFTS_16 = ServerSpec(
+    aligned(INDEX_TOPK), (*ARGS, *draft_args(5), *experts.FLAGS), (*ENV, *_RECORDER)
+)
+
+
+def _planned(model: str) -> ServerSpec:
+    words = f"{model} --gpu h200 --tp 1 --context 2k --concurrency 4 --chunked-prefill-size 256"
+    plan = make_plan(make_parser().parse_args(words.split()))
+    return ServerSpec(model, (*launch_flags(plan, model), "--max-total-tokens", "8448"))
+
+
+#: What `sglang-glm plan` recommends for one H200, but for the size of the cache.
+PLANNED = _planned(TRUTH_8.model)

@@ -512,7 +512,7 @@ def test_cli_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_cli_explains_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", str(tmp_path / "x"), "--index-head-dim", "8"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("sglang-glm checkpoint: error: checkpoint: index_head_dim is 8")
+    assert error.startswith("sglang-glm checkpoint: error: index_head_dim is 8")
     assert error.count("\n") == 1
     with pytest.raises(SystemExit) as exit_info:
         main(["checkpoint", "--help"])

@@ -90,6 +90,10 @@ class Reader:
                 os.chdir(written)
             return
         # These need a server, or look at this machine: their own tests run them.
+        if "--" in words:
+            at = words.index("--")
+            words, of_server = words[:at], words[at + 1 :]
+            self.to_resolve.append(of_server)
         self.capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             sglang_glm([*words, "--help"])

@@ -60,7 +60,9 @@ def test_dashboard() -> None:
 @pytest.mark.parametrize("name", ["01_chat.py", "10_metrics.py"])
 def test_fails(name: str) -> None:
     result = run_recipe(name, "--url", "http://127.0.0.1:9")
-    assert result.returncode == 1 and result.stderr.startswith("failed: ")
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("failed: http://127.0.0.1:9/")
+    assert "start the server (make serve), or give --url" in result.stderr
 
 
 def test_capacity() -> None:

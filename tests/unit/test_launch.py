@@ -8,6 +8,8 @@ test_overrides        arguments replace the script's own
 test_contradictions   each is refused in a sentence, before anything starts
 test_more_dispatch_*  a variable of the caller counts
 test_needs_its_gpus   too few GPUs are refused
+test_needs_what_*     a missing interpreter, SGLang or checkpoint is named before anything starts
+test_check_allocated* an address that does not answer
 test_router           the router's command, and two nodes that are one
 test_allocated*       what /server_info must say, and what each wrong figure is called
 test_scripts          valid shell, executable unless another sources it
@@ -18,6 +20,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,7 @@ from tests.support.launch_scripts import (
     run_script,
 )
 from tests.support.pretend_h200 import resolve_on_h200
+from tests.support.server import _free_port
 
 CHECK = check_allocated()
 MODEL = "zai-org/GLM-5.3"
@@ -131,6 +135,8 @@ def test_overrides() -> None:
     composed = compose("serve_cpu.sh", "--model", "/m", "--port", "31000", "--skip-server-warmup")
     assert composed.value("--model-path") == "/m" and composed.argv.count("--model-path") == 1
     assert composed.value("--port") == "31000" and composed.argv[-1] == "--skip-server-warmup"
+    composed = compose("serve_h200x8_balanced.sh", "--port=31000", "--served-model-name=a=b")
+    assert composed.value("--port") == "31000" and composed.value("--served-model-name") == "a=b"
     assert "serve_cpu.sh" in os.listdir(LAUNCH) and compose("serve.sh").argv[0] == "--model-path"
 
 
@@ -154,7 +160,15 @@ def test_overrides() -> None:
         ("serve_h200x8_1m_context.sh", "--speculative-algorithm EAGLE --speculative-num-steps 1"
          " --speculative-num-draft-tokens 2", "SGLANG_ENABLE_PP_SPEC=1"),
         ("serve_h100x16.sh", "--dist-init-addr", "needs --dist-init-addr"),
-        ("serve_cpu.sh", "stray", "unexpected argument stray"),
+        ("serve_h100x16.sh", "--node-rank 2", "--node-rank 2 of 2 node(s)"),
+        ("serve_cpu.sh", "stray", "unexpected argument 'stray'"),
+        ("serve_cpu.sh", "--tp-size eight", "--tp-size is 'eight'; give a whole number from 1"),
+        ("serve_cpu.sh", "--attn-dp-size 0", "give a whole number from 1"),
+        ("serve_cpu.sh", "--max-running-requests 08", "give a whole number from 0"),
+        ("serve_cpu.sh", "--port abc", "--port is 'abc'"),
+        ("serve_cpu.sh", "--ready-timeout soon", "give whole seconds"),
+        ("serve_cpu.sh", "--python", "--python needs a value"),
+        ("serve_h200x8_balanced.sh", "--tp-size=4", "is not 8"),
     ],
 )  # fmt: skip
 def test_contradictions(name: str, arguments: str, said: str) -> None:
@@ -175,6 +189,20 @@ def test_needs_its_gpus() -> None:
     assert result.returncode == 2 and "8" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--python none/python", "none/python is no program; run 'make install'"),
+        ("--python /usr/bin/env", "/usr/bin/env has no sglang"),
+        (f"--python {sys.executable} --model-path /none", "--model-path /none does not exist"),
+    ],
+)
+def test_needs_what_it_starts(arguments: str, said: str) -> None:
+    result = run_script("serve_cpu.sh", "--port", str(_free_port()), *arguments.split())
+    assert result.returncode == 2 and said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_router() -> None:
     script = LAUNCH / "serve_h200x8_pd_router.sh"
     words = [str(script), "http://p:30000", "http://d:30000", "--dry-run"]
@@ -183,6 +211,25 @@ def test_router() -> None:
     assert "--prefill http://p:30000 8998 --decode http://d:30000" in result.stdout
     same = subprocess.run([*words[:2], words[1]], capture_output=True, text=True)
     assert same.returncode == 2 and "both" in same.stderr
+    for arguments, said in (
+        ([], "needs two addresses"),
+        (["--prefill", "http://p:1"], "'--prefill' is no address"),
+    ):
+        result = subprocess.run([str(script), *arguments], capture_output=True, text=True)
+        assert result.returncode == 2 and said in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_check_allocated_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    nobody = f"http://127.0.0.1:{_free_port()}"
+    for arguments, said in (
+        ([nobody], "does not answer"),
+        (["nonsense"], "does not answer"),
+        ([nobody, "--min-kv-tokens", "lots"], "needs a whole number"),
+    ):
+        assert CHECK.main(arguments) == 2
+        wrong = capsys.readouterr().err
+        assert said in wrong and len(wrong.splitlines()) == 1
 
 
 INFO = {

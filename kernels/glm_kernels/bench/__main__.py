@@ -1,7 +1,9 @@
 """Measure the kernels beside their peers and append the rows.
 
-``python -m glm_kernels.bench --family indexer --out docs/bench``; ``--peers none`` leaves the peers
-out. A case whose gate fails is reported and not timed.
+A case whose gate fails is reported and not timed.
+
+    python -m glm_kernels.bench --family indexer --out docs/bench
+    python -m glm_kernels.bench --only "32x128k n6" --peers none --out rows
 """
 
 from __future__ import annotations
@@ -80,13 +82,26 @@ def measure(case: Case, with_peers: bool, commit: str) -> list[dict[str, object]
 
 def main() -> int:
     """Run the chosen families; 1 if a gate failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--family", choices=sorted(FAMILIES), action="append")
-    parser.add_argument("--peers", choices=("all", "none"), default="all")
+    parser = argparse.ArgumentParser(
+        prog="python -m glm_kernels.bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--family", choices=sorted(FAMILIES), action="append", help="may be repeated; all if absent"
+    )
+    parser.add_argument("--peers", choices=("all", "none"), default="all", help="time them too")
     parser.add_argument("--only", default="", help="part of an op's or a shape's name")
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/bench"))
+    parser.add_argument("--commit", default="unknown", help="of the measured sources")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("docs/bench"),
+        help="folder whose FAMILY.jsonl the rows are appended to (default docs/bench)",
+    )
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device to measure on; run it on a GPU")
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for family in args.family or sorted(FAMILIES):

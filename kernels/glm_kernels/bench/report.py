@@ -1,14 +1,15 @@
-"""Render the committed rows: ``python -m glm_kernels.bench.report docs/bench``.
+"""Render the committed rows: ``README.md`` (tables) and ``ratios.svg`` (our time over each peer's).
 
-Writes ``README.md`` (tables) and ``ratios.svg`` (our time over each peer's) beside the rows. Of
-rows that repeat an op, shape, dtype and peer the last one counts.
+Of rows that repeat an op, shape, dtype and peer the last one counts.
+
+    python -m glm_kernels.bench.report docs/bench
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
-import sys
 
 from glm_kernels.bench.cases import FAMILIES
 
@@ -102,4 +103,13 @@ def main(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        prog="python -m glm_kernels.bench.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=pathlib.Path, help="holds the rows; is written to")
+    given = parser.parse_args().folder
+    if not any((given / f"{family}.jsonl").is_file() for family in FAMILIES):
+        parser.error(f"{given} holds no rows; write some with python -m glm_kernels.bench")
+    main(given)

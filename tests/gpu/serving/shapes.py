@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCAB = 154_880
+CHUNK, TOP_K, DRAFT_TOKENS = 8192, 8, 6
 ENV = {
     "SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0",
     # The dense form of short prompts needs a library that is not everywhere.
@@ -22,12 +23,12 @@ ENV = {
 }
 FLAGS = (
     "--load-format dummy --skip-tokenizer-init --sampling-backend pytorch "
-    "--mem-fraction-static 0.75 --max-running-requests 32 --chunked-prefill-size 8192 "
+    f"--mem-fraction-static 0.75 --max-running-requests 32 --chunked-prefill-size {CHUNK} "
     "--cuda-graph-bs-decode 1 4 16 --cuda-graph-backend-prefill disabled"
 )
 EAGLE = (
-    "--speculative-algorithm EAGLE --speculative-num-steps 5 --speculative-eagle-topk 1 "
-    "--speculative-num-draft-tokens 6"
+    f"--speculative-algorithm EAGLE --speculative-num-steps {DRAFT_TOKENS - 1} "
+    f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {DRAFT_TOKENS}"
 )
 
 
@@ -48,8 +49,13 @@ class Comparison:
     stock: str = ""
     ours: str = ""
 
+    @property
+    def rows_per_request(self) -> int:
+        """Rows of one request in a step: one, or the draft tokens that a round verifies."""
+        return DRAFT_TOKENS if self.mtp else 1
+
     def flags(self, side: str) -> list[str]:
-        """Flags of one of the two servers."""
+        """Flags of a server; the one that records experts is ours."""
         own = self.stock if side == "stock" else self.ours
         return f"{FLAGS} {self.common} {EAGLE if self.mtp else ''} {own}".split()
 
@@ -92,7 +98,7 @@ def write_model(folder: Path, heads: int, fp8_weights: bool, max_position: int) 
         first_k_dense_replace=3,
         intermediate_size=12288,
         n_routed_experts=32,
-        num_experts_per_tok=8,
+        num_experts_per_tok=TOP_K,
         moe_intermediate_size=2048,
         index_topk=2048,
         num_nextn_predict_layers=1,

@@ -1,16 +1,23 @@
 """The wiring on a GPU in seconds, without a server: run it before any server is started.
 
-    python -m tests.gpu.serving.smoke
+    python -m tests.gpu.serving.smoke --out FOLDER
 
-Each step prints "ok", or "FAILED" with what went wrong; the exit status is the number of failures.
+Each step prints "ok", or "FAILED" with what went wrong; the exit status is the number of failures. What
+`sglang-glm doctor` says of the machine is left in `FOLDER/doctor_h200.json`; docs/bench keeps a published one.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -19,6 +26,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+ROOT = Path(__file__).parents[3]
 DEVICE = "cuda"
 TOPK = 2048
 
@@ -232,6 +240,28 @@ def draft_steps() -> str:
     return "in a graph"
 
 
+def doctor(folder: Path) -> str:
+    """`sglang-glm doctor` in a process of its own, for a cache of FP8 rows; its findings are kept."""
+    from tests.gpu.serving.shapes import write_plugins
+
+    with tempfile.TemporaryDirectory() as plugins:
+        paths = [str(write_plugins(Path(plugins))), str(ROOT), str(ROOT / "kernels")]
+        words = ["doctor", "--json", "--kv-cache-dtype", "float8_e4m3fn"]
+        result = subprocess.run(
+            [sys.executable, "-m", "sglang_glm.cli.main", *words],
+            env={**os.environ, "PYTHONPATH": ":".join([*paths, os.environ.get("PYTHONPATH", "")])},
+            capture_output=True,
+            text=True,
+        )
+    report = json.loads(result.stdout or "{}")
+    assert report, result.stderr[-2000:]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "doctor_h200.json").write_text(json.dumps(report, indent=1) + "\n")
+    failed = [f"{f['name']}: {f['detail']}" for f in report["findings"] if f["state"] == "failed"]
+    assert not failed, "; ".join(failed)
+    return f"{len(report['findings'])} findings"
+
+
 def _replayed(run: Callable[[], torch.Tensor]) -> torch.Tensor:
     run()
     torch.cuda.synchronize()
@@ -259,9 +289,15 @@ STEPS: tuple[Callable[[], str], ...] = (
 
 def main() -> int:
     """Run every step; the number of failures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, help="where to leave doctor_h200.json")
+    out = parser.parse_args().out
+    steps = {step.__name__: step for step in STEPS}
+    if out is not None:
+        steps["doctor"] = partial(doctor, out)
     os.environ.setdefault("SGLANG_JIT_DEEPGEMM_PRECOMPILE", "0")
     failures = 0
-    for step in STEPS:
+    for name, step in steps.items():
         started = time.monotonic()
         try:
             outcome = f"ok      {step()}"
@@ -269,8 +305,8 @@ def main() -> int:
             failures += 1
             outcome = f"FAILED  {type(error).__name__}: {error}"
             traceback.print_exc(limit=4, file=sys.stdout)
-        print(f"{step.__name__:<18}{outcome}  [{time.monotonic() - started:.1f} s]", flush=True)
-    print(f"{failures} of {len(STEPS)} steps failed")
+        print(f"{name:<18}{outcome}  [{time.monotonic() - started:.1f} s]", flush=True)
+    print(f"{failures} of {len(steps)} steps failed")
     return failures
 
 

@@ -26,6 +26,11 @@ def prompt(length: int, seed: int) -> list[int]:
     return [draw.randrange(100, VOCAB - 100) for _ in range(length)]
 
 
+def prompts(context: int, batch: int) -> list[list[int]]:
+    """The prompts of a load."""
+    return [prompt(context, 1000 + index) for index in range(batch)]
+
+
 def answers(server: Server) -> list[dict[str, Any]]:
     """Greedy tokens, their log-probabilities, and the gap to the second best at each."""
     found = []
@@ -83,11 +88,11 @@ def measure(server: Server, context: int, batch: int) -> dict[str, float]:
         `prefill_s`, `ms_per_step`, `tokens_per_step` of one request.
     """
     server.flush_cache()
-    prompts = [prompt(context, 1000 + index) for index in range(batch)]
+    ids = prompts(context, batch)
     params: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
     def run(new_tokens: int) -> tuple[float, float]:
-        body = {"input_ids": prompts, "sampling_params": {**params, "max_new_tokens": new_tokens}}
+        body = {"input_ids": ids, "sampling_params": {**params, "max_new_tokens": new_tokens}}
         start = time.perf_counter()
         response = server.post("/generate", **body)
         seconds = time.perf_counter() - start

@@ -7,19 +7,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from sglang_glm.cli import plan as plan_command
 from sglang_glm.cli.main import main
 from sglang_glm.planning import picture
 from sglang_glm.planning.released import RELEASED
-
-REPOSITORY = Path(__file__).parents[3]
-
-
-def make_parser():
-    parser = argparse.ArgumentParser()
-    plan_command.configure(parser)
-    return parser
+from tests.support.plans import DOCUMENT_EXAMPLES, HELP_EXAMPLES, make_parser
 
 
 def run(arguments):
@@ -95,17 +89,72 @@ def test_own_checkpoint(tmp_path, capsys):
         ("zai-org/GLM-5.3 --mtp-steps -1", "num_steps is -1"),
         ("zai-org/GLM-5.3 --experts-hit 300", "experts_hit is 300"),
         ("zai-org/GLM-5.3 --picture plan.gif", "ending in .svg or .png"),
+        ("zai-org/GLM-5.3 --picture none/plan.svg", "there is no folder none"),
+        ("zai-org/GLM-5.3 --accept-length 7", "expected from 1 to 6"),
+        ("zai-org/GLM-5.3 --accept-length nan", "accept_length is nan"),
+        ("zai-org/GLM-5.3 --link-gb-per-s inf", "link_gb_per_s is inf"),
+        ("zai-org/GLM-5.3 --expert-histogram none.json", "none.json is no file"),
+        ("zai-org/GLM-5.3 --expert-record none.pt", "none.pt is no file"),
     ],
 )
 def test_refusals_are_one_sentence(arguments, message, capsys):
-    if "--picture" in arguments and not picture.has_matplotlib():
-        pytest.skip("matplotlib is not installed")
     assert run(arguments.split()) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("sglang-glm plan: error: ")
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_the_answer_comes_first(capsys):
+    arguments = "zai-org/GLM-5.3 --attn-dp-size 8 --ep 8 --context 32k --concurrency 64"
+    assert run(arguments.split()) == 0
+    assert (
+        "=> 72 requests of 32,768 tokens fit; expected with 64: 31.6 ms a step, 2,023 token/s; "
+        "MTP 43.5 ms a round, 5,154 token/s at 3.5 tokens a round, pays from 1.37"
+    ) in capsys.readouterr().out.partition("\n\n")[0]
+    assert run([*arguments.split(), "--mtp-steps", "0"]) == 0
+    assert "MTP" not in capsys.readouterr().out.partition("=> ")[2].partition("\n")[0]
+
+
+def test_more_requests_than_fit_are_told(capsys):
+    words = "zai-org/GLM-5.3 --attn-dp-size 8 --ep 8 --context 128k --concurrency"
+    assert run([*words.split(), "64"]) == 0
+    assert "only 16 of the 64 requests fit at once" in capsys.readouterr().out
+    assert run([*words.split(), "16"]) == 0
+    assert "fit at once" not in capsys.readouterr().out
+
+
+def test_an_accept_length_that_no_round_can_yield_is_not_shown(capsys):
+    assert run(["zai-org/GLM-5.3", "--context", "8k", "--mtp-steps", "1"]) == 0
+    assert "token/s at 2 " in capsys.readouterr().out
+
+
+def glance():
+    """Rows of the document's table: the command's arguments and the figures beside them."""
+    text = (Path(__file__).parents[3] / "docs" / "planning.md").read_text(encoding="utf-8")
+    section = text.partition("## At a glance")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(--gpu [^`]+)` \| (.+) \|$", section, re.MULTILINE)
+    assert len(rows) >= 6
+    return [(words, figures.split(" | ")) for words, figures in rows]
+
+
+@pytest.mark.parametrize(("words", "figures"), glance())
+def test_at_a_glance(words, figures, capsys):
+    assert run(["zai-org/GLM-5.3", *words.split(), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    times = plan["times_us"]
+    kind = "roofline" if times["decode"]["expected"] is None else "expected"
+    got = [
+        f"{plan['memory_per_gpu_bytes']['weights'] / 1e9:.1f}",
+        f"{plan['memory_per_gpu_bytes']['kv_pool'] / 1e9:.1f}",
+        str(plan["capacity"]["requests_that_fit"]),
+        f"{times['decode'][kind] / 1e3:.1f}",
+        f"{times['mtp_round'][kind] / 1e3:.1f}",
+        f"{plan['break_even_accept_length'][kind]:.1f}",
+    ]
+    assert [figure.rstrip(" *") for figure in figures] == got
+    assert all(figure.endswith("*") for figure in figures[3:]) == (kind == "roofline")
 
 
 def test_broken_json_is_refused(tmp_path, capsys):
@@ -128,14 +177,7 @@ def test_bad_token_counts(text):
         plan_command.parse_tokens(text)
 
 
-def help_examples():
-    epilog = make_parser().epilog.replace("\\\n", " ")
-    commands = re.findall(r"^ *sglang-glm plan (.*)$", epilog, re.MULTILINE)
-    assert len(commands) == 5
-    return commands
-
-
-@pytest.mark.parametrize("command", help_examples())
+@pytest.mark.parametrize("command", HELP_EXAMPLES)
 def test_examples_of_the_help_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoint").mkdir()
@@ -144,18 +186,13 @@ def test_examples_of_the_help_run(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "rows.jsonl").write_text(
         '{"op": "decode_step", "shape": "30000x8", "ms_per_step": 3}'
     )
+    counts = torch.ones(1, 78, 256, dtype=torch.int32)
+    torch.save({"rank": 0, "logical_count": counts}, tmp_path / "recorder.pt")
     assert run(shlex.split(command)) == 0
     assert capsys.readouterr().out
 
 
-def document_examples():
-    text = (REPOSITORY / "docs" / "planning.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^sglang-glm plan (.*)$", text, re.MULTILINE)
-    assert len(commands) == 5
-    return commands
-
-
-@pytest.mark.parametrize("command", document_examples())
+@pytest.mark.parametrize("command", DOCUMENT_EXAMPLES)
 def test_examples_of_the_document_run(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(shlex.split(command)) == 0
@@ -213,7 +250,6 @@ def test_picture_in_characters(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG")])
 def test_drawn_picture(suffix, magic, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     target = tmp_path / f"plan{suffix}"
     assert run(["zai-org/GLM-5.3", "--ep", "8", "--picture", str(target)]) == 0
     assert target.read_bytes().startswith(magic)

@@ -8,7 +8,8 @@ import pytest
 
 from sglang_glm.cli.main import main
 from sglang_glm.planning import measured, validation
-from sglang_glm.planning.measured import parse_line, predict
+from sglang_glm.planning.measured import predict
+from sglang_glm.planning.measured_rows import parse_line
 
 BASE = {"op": "decode_step", "shape": "30000x8", "ms_per_step": 2.5, "experts_hit": 8}
 
@@ -85,6 +86,12 @@ def test_recorded_experts_are_used_layer_by_layer():
         (json.dumps(BASE | {"op": "train"}), "expected one of decode_step, verify_round"),
         (json.dumps(BASE | {"shape": "30000"}), "such as 30000x16"),
         (json.dumps(BASE | {"ms_per_step": 0}), "expected more than 0"),
+        (json.dumps(BASE | {"ms_per_step": "fast"}), "ms_per_step 'fast', expected more than 0"),
+        (json.dumps(BASE | {"experts_hit": "many"}), "experts_hit 'many'"),
+        (json.dumps(BASE | {"experts_hit": {"three": 3}}), "'three' in experts_hit"),
+        (json.dumps(BASE | {"tp": 1.5}), "1.5 in tp, expected a whole number"),
+        (json.dumps(BASE | {"flags": "--speculative-num-steps five"}), "'five' in flags"),
+        ("[1]", "no JSON object"),
     ],
 )
 def test_refuses_other_lines(line, said):
@@ -105,8 +112,24 @@ def test_command(tmp_path, capsys):
     assert main(["plan", "--compare", str(path)]) == 0
     text = capsys.readouterr().out
     far = sum(abs(item["error"]) > measured.LARGE_ERROR for item in items)
-    assert far >= 1 and f"{far} of 3 rows are more than 30% off. Not modelled: " in text
+    assert far >= 1 and f"{far} of 3 rows are more than 30% off:\n" in text
+    assert "\n  decode_step 30,000 x 8: host time" in text and "\nNot modelled: " in text
     assert "30,000 x 8" in text and "recorded: 8 experts hit" in text
+
+
+def test_each_far_row_says_why(capsys, tmp_path):
+    """Short prompts, long ones and steps are off for reasons of their own."""
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        BASE | {"shape": "1000x1", "ms_per_step": 2.07, "prefill_s": 0.031},
+        BASE | {"shape": "120000x4", "ms_per_step": 2.43, "prefill_s": 16.2},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in rows))
+    assert main(["plan", "--compare", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "  prefill 1,000 x 1: one chunk is mostly launches" in text
+    assert "  prefill 120,000 x 4: what a chunk costs more the longer the history" in text
+    assert "  decode_step" not in text
 
 
 def test_command_without_anything(tmp_path, capsys):
