@@ -29,6 +29,7 @@ from sglang_glm.cli import plan as plan_command
 from sglang_glm.planning import hardware, kv_cache, memory, weights
 from sglang_glm.planning.layout import ParallelLayout
 from sglang_glm.planning.released import RELEASED, load_config
+from sglang_glm.verification.local_server import free_port
 from tests.support.launch_scripts import (
     LAUNCH,
     SHAPES,
@@ -40,7 +41,6 @@ from tests.support.launch_scripts import (
     run_script,
 )
 from tests.support.pretend_h200 import resolve_on_h200
-from tests.support.server import _free_port
 
 CHECK = check_allocated()
 MODEL = "zai-org/GLM-5.3"
@@ -198,7 +198,7 @@ def test_needs_its_gpus() -> None:
     ],
 )
 def test_needs_what_it_starts(arguments: str, said: str) -> None:
-    result = run_script("serve_cpu.sh", "--port", str(_free_port()), *arguments.split())
+    result = run_script("serve_cpu.sh", "--port", str(free_port()), *arguments.split())
     assert result.returncode == 2 and said in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
@@ -221,7 +221,7 @@ def test_router() -> None:
 
 
 def test_check_allocated_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    nobody = f"http://127.0.0.1:{_free_port()}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     for arguments, said in (
         ([nobody], "does not answer"),
         (["nonsense"], "does not answer"),
