@@ -7,6 +7,8 @@ test_verify_rows                       one pass over a request's keys equals row
 test_who_selects                       flags, batch sizes and shapes that stay with SGLang
 test_named_selection_serves_any_batch  a flag that names ours leaves nothing to measurements
 test_other_phases_are_sglangs          prefill and decode pass through
+test_divided_rows                      ranks that each select for some requests give what one gives
+test_who_divides                       when told, with several ranks and no fewer requests
 """
 
 from types import SimpleNamespace
@@ -227,3 +229,70 @@ def test_other_phases_are_sglangs() -> None:
         lambda *args: args[1:], "indexer", batch, 3, "q", "weights", "metadata"
     )
     assert got == (batch, 3, "q", "weights", "metadata")
+
+
+class Ranks:
+    """The ranks of a group, one after the other: what each sends is kept until all have sent."""
+
+    def __init__(self, world_size: int) -> None:
+        self.rank_in_group, self.world_size = 0, world_size
+        self.sent: list[torch.Tensor] = []
+
+    def all_gather_into_tensor(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        self.sent.append(input)
+        if len(self.sent) == self.world_size:
+            output.copy_(torch.cat(self.sent))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("unfused", [False, True])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("lengths", [(3, 130, 64, 0), (200, 3, 90, 65, 130), (7, 300, 64, 80, 9, 1)])
+def test_divided_rows(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], world_size: int, unfused: bool
+) -> None:
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on")
+    ranks = Ranks(world_size)
+    monkeypatch.setattr(dsa_indexer, "get_parallel", lambda: SimpleNamespace(attn_tp_group=ranks))
+    p = paged_indexer(IndexerShape(name="d", lengths=lengths, next_n=3))
+    exact = ExactTopk()
+    metadata = Metadata(p.cache_seqlens, p.block_table.repeat_interleave(3, 0), exact)
+    metadata.force_unfused_topk = unfused
+    batch = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY)
+    q, weights = p.q.flatten(0, 1), p.weights.flatten(0, 1).unsqueeze(-1)
+    for rank in range(world_size):
+        ranks.rank_in_group = rank
+        got = dsa_indexer.get_topk_paged(
+            lambda *args: pytest.fail("SGLang scored the rows"),
+            indexer(p.index_cache),
+            batch,
+            0,
+            q,
+            weights,
+            metadata,
+        )
+    assert len({tuple(part.shape) for part in ranks.sent}) == 1
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", "off")
+    alone = dsa_indexer.get_topk_paged(
+        lambda *args: pytest.fail("SGLang scored the rows"),
+        indexer(p.index_cache),
+        batch,
+        0,
+        q,
+        weights,
+        metadata,
+    )
+    assert torch.equal(got, alone)
+
+
+@pytest.mark.parametrize(
+    ("choice", "world_size", "batch_size", "divided"),
+    [("on", 2, 2, True), ("on", 4, 3, False), ("on", 1, 8, False), ("auto", 2, 8, False)],
+)
+def test_who_divides(
+    monkeypatch: pytest.MonkeyPatch, choice: str, world_size: int, batch_size: int, divided: bool
+) -> None:
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", choice)
+    ranks = Ranks(world_size)
+    monkeypatch.setattr(dsa_indexer, "get_parallel", lambda: SimpleNamespace(attn_tp_group=ranks))
+    assert dsa_indexer.dividing_group(batch_size) is (ranks if divided else None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.environ import envs as sglang_envs
 from sglang.srt.model_executor.forward_context import get_token_to_kv_pool
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_glm import envs
 from sglang_glm.attention import cuda_choice
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from sglang.srt.layers.attention.dsa.dsa_indexer import Indexer
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    from sglang_glm.parallel.divided_requests import RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,8 @@ def get_topk_paged(
     cache_seqlens, table = metadata.get_seqlens_int32(), metadata.get_page_table_64()
     num_rows = table.shape[0]  # of requests; `q_fp8` may have padding after them
     choice = choose(indexer, metadata, cache_seqlens.shape[0], num_rows)
-    _log_choice(cache_seqlens.shape[0], num_rows, choice)
+    group = dividing_group(cache_seqlens.shape[0])
+    _log_choice(cache_seqlens.shape[0], num_rows, choice, 1 if group is None else group.world_size)
     if choice.form == "stock":
         return original(indexer, forward_batch, layer_id, q_fp8, weights, metadata)
     # Loaded when the backend was built: nothing is compiled while a graph is captured.
@@ -59,6 +63,7 @@ def get_topk_paged(
         table,
         indexer.index_topk,
         return_slots=sglang_envs.SGLANG_DSA_FUSE_TOPK.get() and not metadata.force_unfused_topk,
+        divided_over=group,
     )
     if num_rows == q_fp8.shape[0]:
         return selected
@@ -99,15 +104,34 @@ def choose(indexer: Indexer, metadata: Any, batch_size: int, num_rows: int) -> c
     )
 
 
+def dividing_group(batch_size: int) -> RankGroup | None:
+    """The ranks that divide the scans of a batch among them, or None.
+
+    A CUDA graph is captured once for histories of any length, so nothing that is known there says
+    whether dividing pays: it is left to whoever knows the traffic.
+
+    Args:
+        batch_size: Requests. Fewer than ranks would leave some without one.
+    """
+    if envs.DIVIDE_INDEX_SCAN.get() != "on":
+        return None
+    group = get_parallel().attn_tp_group
+    return group if 1 < group.world_size <= batch_size else None
+
+
 @functools.cache
 def _capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability()
 
 
 @functools.cache
-def _log_choice(batch_size: int, num_rows: int, choice: cuda_choice.Choice) -> None:
+def _log_choice(
+    batch_size: int, num_rows: int, choice: cuda_choice.Choice, num_ranks: int
+) -> None:
     """Say once a shape what scores and selects verify rows."""
-    name = "DeepGEMM and SGLang's top-k" if choice.form == "stock" else "glm_kernels"
+    name = "DeepGEMM and SGLang's top-k"
+    if choice.form != "stock":
+        name = "glm_kernels" if num_ranks == 1 else f"glm_kernels, divided over {num_ranks} ranks"
     logger.info(
         "DSA verify selection, %d requests, %d rows: %s (%s)",
         batch_size,

@@ -156,7 +156,7 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """Rows as text, measured beside predicted; for a divided scan what it saves, beside predicted."""
+    """Rows as text, measured beside predicted; of a divided scan what it saves, beside predicted."""
     lines = [
         f"{'op':14} {'form':19} {'shape':34} {'dtype':5} {'us':>9} {'plan us':>9} {'MB':>8} {'plan MB':>8} error"
     ]

@@ -39,6 +39,15 @@ class Ranks:
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
+    def rank_in_group(self) -> int:
+        """The name that SGLang's group has for it."""
+        return self.rank
+
+    def all_gather_into_tensor(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        """As SGLang's group."""
+        dist.all_gather_into_tensor(output, input)
+
+    @property
     def gpu(self) -> str:
         """Number and name of the devices."""
         name = torch.cuda.get_device_name() if self.device == "cuda" else "cpu"
