@@ -26,10 +26,10 @@ def prompt(length: int, seed: int) -> list[int]:
     return [draw.randrange(100, VOCAB - 100) for _ in range(length)]
 
 
-def answers(server: Server) -> list[dict[str, Any]]:
+def answers(server: Server, lengths: tuple[int, ...] = COMPARED) -> list[dict[str, Any]]:
     """Greedy tokens, their log-probabilities, and the gap to the second best at each."""
     found = []
-    for seed, length in enumerate(COMPARED):
+    for seed, length in enumerate(lengths):
         ids = prompt(length, seed)
         answer = server.generate(ids, logprob_start_len=length - 1, max_new_tokens=COMPARED_TOKENS)
         meta = answer["meta_info"]
