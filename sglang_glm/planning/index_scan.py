@@ -73,7 +73,6 @@ class ScanCosts:
         merge = candidates * (received + world_size * self.candidate_us)
         return (1 - 1 / world_size) * self.scan_us(scanned) - self.gather_us - merge
 
-
     def saved_by_request_us(
         self, scanned: Sequence[tuple[int, int]], *, index_topk: int, world_size: int
     ) -> float:

@@ -247,7 +247,9 @@ class Ranks:
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("unfused", [False, True])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("lengths", [(3, 130, 64, 0), (200, 3, 90, 65, 130), (7, 300, 64, 80, 9, 1)])
+@pytest.mark.parametrize(
+    "lengths", [(3, 130, 64, 0), (200, 3, 90, 65, 130), (7, 300, 64, 80, 9, 1)]
+)
 def test_divided_rows(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], world_size: int, unfused: bool
 ) -> None:

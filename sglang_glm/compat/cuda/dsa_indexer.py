@@ -125,9 +125,7 @@ def _capability() -> tuple[int, int]:
 
 
 @functools.cache
-def _log_choice(
-    batch_size: int, num_rows: int, choice: cuda_choice.Choice, num_ranks: int
-) -> None:
+def _log_choice(batch_size: int, num_rows: int, choice: cuda_choice.Choice, num_ranks: int) -> None:
     """Say once a shape what scores and selects verify rows."""
     name = "DeepGEMM and SGLang's top-k"
     if choice.form != "stock":

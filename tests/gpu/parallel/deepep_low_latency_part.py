@@ -150,7 +150,7 @@ def run(
     for count in token_counts:
         case = ExchangeCase(num_tokens=(count,) * ranks.world_size)
         inputs = rank_inputs(case, ranks.rank, ranks.device)
-        sent = ranks.most(pairs_to_others(case, inputs, ranks.rank))
+        sent, total = ranks.most(pairs_to_others(case, inputs, ranks.rank)), sum(case.num_tokens)
         for fp8 in (False, True):
             error, row_error = run_case(
                 ranks, mode, case, fp8=fp8, by_row=count == token_counts[-1]
@@ -165,7 +165,9 @@ def run(
                     lambda c=case, i=inputs, f=fp8: mode.dispatch(c, i, fp8=f), graph=True
                 ),
                 bytes=int(sent * row_bytes),
-                **predicted("dispatch", ranks.world_size, count * ranks.world_size),
+                **predicted(
+                    "dispatch", case.world_size, total, copies="expert", row_bytes=row_bytes
+                ),
                 max_error=error,
                 row_error=row_error,
             )
@@ -180,6 +182,8 @@ def run(
                 lambda o=output, i=inputs, h=handle: mode.combine(o, i, h), graph=True
             ),
             bytes=int(sent * case.hidden_size * 2),
-            **predicted("combine", ranks.world_size, count * ranks.world_size),
+            **predicted(
+                "combine", case.world_size, total, copies="expert", row_bytes=2 * case.hidden_size
+            ),
             max_error=run_case(ranks, mode, case, fp8=False)[0],
         )

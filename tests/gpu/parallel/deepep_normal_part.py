@@ -111,7 +111,7 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (128, 1024, 4096)) -> None
     for count in token_counts:
         case = ExchangeCase(num_tokens=(count,) * ranks.world_size)
         inputs = rank_inputs(case, ranks.rank, ranks.device)
-        sent = ranks.most(rows_to_others(case, inputs, ranks.rank))
+        sent, total = ranks.most(rows_to_others(case, inputs, ranks.rank)), sum(case.num_tokens)
         for fp8 in (False, True):
             error = run_case(ranks, mode, case, fp8=fp8)
             # A row's scales travel with it, and its routing.
@@ -129,7 +129,9 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (128, 1024, 4096)) -> None
                     dtype="e4m3" if fp8 else "bf16",
                     **ranks.times_us(call, graph=form == "deepep_normal_known"),
                     bytes=int(sent * row_bytes),
-                    **predicted("dispatch", ranks.world_size, count * ranks.world_size),
+                    **predicted(
+                        "dispatch", case.world_size, total, copies="rank", row_bytes=row_bytes
+                    ),
                     max_error=error,
                 )
         received, ids, weights, handle = mode.dispatch(case, inputs, inputs.hidden_states)
@@ -141,6 +143,8 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (128, 1024, 4096)) -> None
             dtype="bf16",
             **ranks.times_us(lambda o=output, h=handle: mode.combine(o, h), graph=True),
             bytes=int(sent * case.hidden_size * 2),
-            **predicted("combine", ranks.world_size, count * ranks.world_size),
+            **predicted(
+                "combine", case.world_size, total, copies="rank", row_bytes=2 * case.hidden_size
+            ),
             max_error=run_case(ranks, mode, case, fp8=False),
         )

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from glm_kernels.cache.layout import PAGE_SIZE
 from glm_kernels.indexer.paged_mqa_logits import paged_mqa_logits
-from glm_kernels.indexer.topk_indices import topk_indices
 from glm_kernels.testing.generate import PagedIndexer, paged_indexer
 from glm_kernels.testing.shapes import IndexerShape
 
@@ -132,9 +131,9 @@ def run(ranks: Ranks, cases: tuple[tuple[int, int, int], ...] = CASES) -> None:
                 costs.saved_by_request_us(scanned, **sizes),
             )
         whole = select(p, tables, topk, None)
-        whole_us = ranks.times_us(
-            lambda p=p, t=tables, k=topk: select(p, t, k, None), graph=True
-        )["time_us"]
+        whole_us = ranks.times_us(lambda p=p, t=tables, k=topk: select(p, t, k, None), graph=True)[
+            "time_us"
+        ]
         for form, (divided, predicted_us) in forms.items():
             differing = int(ranks.most((whole != divided()).any(dim=1).sum()))
             times = ranks.times_us(divided, graph=True)

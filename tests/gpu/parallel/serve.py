@@ -149,7 +149,8 @@ def question(
             "ready_s": round(server.ready_after_s, 1),
             "flags": " ".join(flags(arguments, name)),
             "versions": {
-                name: importlib.metadata.version(name) for name in ("sglang", "torch", "sgl-deep-ep")
+                name: importlib.metadata.version(name)
+                for name in ("sglang", "torch", "sgl-deep-ep")
             },
             "commit": arguments.commit,
         }

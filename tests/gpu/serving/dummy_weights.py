@@ -37,7 +37,9 @@ def fill(name: str, data: torch.Tensor, rank: int = 0) -> None:
     elif data.ndim < 2:
         data.fill_(0.0 if name.endswith("bias") else 1.0)
     else:
-        generator = torch.Generator(device=data.device).manual_seed(zlib.crc32(name.encode()) + rank)
+        generator = torch.Generator(device=data.device).manual_seed(
+            zlib.crc32(name.encode()) + rank
+        )
         if torch.finfo(data.dtype).bits < 16:
             codes = torch.empty(data.shape, dtype=torch.float16, device=data.device)
             data.copy_(codes.normal_(0, CODE_STD, generator=generator).clamp_(-448, 448))
