@@ -5,7 +5,10 @@
 Real servers of a few GLM-5.3 layers with all 256 experts (random FP8 weights, the same for all), TP 2 with
 attention data parallelism over both ranks and the experts divided over both. All start at once, then
 each is asked alone: the same greedy prompts one by one, so that a rank is idle, and timed batches. Answers
-are held against the portable server's. A row a server and load goes to `FOLDER/parallel.jsonl`, at once.
+are held against those of a peer, the portable server. A row a server and load goes to
+`FOLDER/parallel.jsonl`, at once.
+
+`--servers scan_whole scan_divided` compares verify rows selected by every rank and divided by request.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +36,43 @@ LAYERS, DENSE_LAYERS, EXPERTS = 4, 1, 256
 MAX_POSITION = 131_072
 FLAGS = (
     "--load-format dummy --skip-tokenizer-init --sampling-backend pytorch --kv-cache-dtype fp8_e4m3 "
-    "--tp 2 --attn-dp-size 2 --ep-size 2 --mem-fraction-static 0.8 --max-total-tokens 200000 "
-    "--max-running-requests 32 --chunked-prefill-size 4096 --cuda-graph-bs-decode 8 "
-    # Custom all-reduces may use NVLink multicast.
-    "--cuda-graph-backend-prefill disabled --disable-custom-all-reduce --skip-server-warmup"
+    "--mem-fraction-static 0.8 --max-total-tokens 200000 --max-running-requests 32 "
+    "--chunked-prefill-size 4096 --cuda-graph-bs-decode 8 --cuda-graph-backend-prefill disabled "
+    # Both of these all-reduces may use NVLink multicast.
+    "--disable-custom-all-reduce --enforce-disable-flashinfer-allreduce-fusion --skip-server-warmup"
 )
-#: The first is what the others are held against.
+_BY_REQUEST = "--tp 2 --attn-dp-size 2 --ep-size 2"
+_VERIFY = f"--tp 2 {EAGLE} --dsa-topk-backend glm_exact --speculative-dsa-topk-backend glm_exact"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One server.
+
+    Attributes:
+        flags: What sets it apart.
+        peer: Name of the server whose answers it has to give; None for such a peer.
+        env: Its variables.
+    """
+
+    flags: str
+    peer: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+
 SERVERS = {
-    "portable": "--moe-a2a-backend glm_a2a",
-    "deepep_normal": "--moe-a2a-backend deepep --deepep-mode normal",
-    "deepep_auto": "--moe-a2a-backend deepep --deepep-mode auto",
-    "gathered": "",
+    "portable": Form(flags=f"{_BY_REQUEST} --moe-a2a-backend glm_a2a"),
+    "deepep_normal": Form(
+        flags=f"{_BY_REQUEST} --moe-a2a-backend deepep --deepep-mode normal", peer="portable"
+    ),
+    "deepep_auto": Form(
+        flags=f"{_BY_REQUEST} --moe-a2a-backend deepep --deepep-mode auto", peer="portable"
+    ),
+    "gathered": Form(flags=_BY_REQUEST, peer="portable"),
+    "scan_whole": Form(flags=_VERIFY),
+    "scan_divided": Form(
+        flags=_VERIFY, peer="scan_whole", env=(("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on"),)
+    ),
 }
 DEFAULT = ("portable", "deepep_normal", "deepep_auto")
 COMPARED = (40, 700, 2100, 5000)
@@ -53,7 +83,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=[*DEFAULT])
     parser.add_argument("--loads", nargs="+", default=["1000x2", "1000x16"])
-    parser.add_argument("--mtp", action="store_true", help="with EAGLE drafts")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ready-s", type=int, default=420, help="patience with the starts")
     parser.add_argument("--extra", default="", help="flags for every server")
@@ -106,14 +135,14 @@ def spec_of(arguments: argparse.Namespace, name: str) -> ServerSpec:
         "PYTHONPATH": ":".join(path for path in paths if path),
         # The others are loading their weights at the same time.
         "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+        **dict(SERVERS[name].env),
     }
     return ServerSpec(model=str(model), args=tuple(flags(arguments, name)), env=tuple(env.items()))
 
 
 def flags(arguments: argparse.Namespace, name: str) -> list[str]:
     """Everything on a server's command line but its model and port."""
-    drafts = EAGLE if arguments.mtp else ""
-    return f"{FLAGS} {drafts} {SERVERS[name]} {arguments.extra}".split()
+    return f"{FLAGS} {SERVERS[name].flags} {arguments.extra}".split()
 
 
 def question(
@@ -129,10 +158,9 @@ def question(
     server.flush_cache()
     again = compare(known[name], answers(server, COMPARED))
     print(f"   own repeat: {json.dumps(again)}", flush=True)
-    reference = next(iter(known))
-    agreement = None if name == reference else compare(known[reference], known[name])
-    if agreement is not None:
-        print(f"   against {reference}: {json.dumps(agreement)}", flush=True)
+    peer = SERVERS[name].peer
+    agreement = compare(known[peer], known[name]) if peer in known else None
+    print(f"   against {peer}: {json.dumps(agreement)}", flush=True)
     for load in arguments.loads:
         context, batch = map(int, load.split("x"))
         times = measure(server, context, batch)
@@ -144,7 +172,7 @@ def question(
             "gpu": _gpus(),
             **times,
             "agreement": agreement,
-            "agrees_with": reference if agreement else None,
+            "peer": peer,
             "own_repeat": again,
             "ready_s": round(server.ready_after_s, 1),
             "flags": " ".join(flags(arguments, name)),
