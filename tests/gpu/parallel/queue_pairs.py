@@ -14,9 +14,9 @@ import ctypes
 import struct
 from pathlib import Path
 
-_SYMBOL = b"nvshmemi_ibgda_device_state_d"
+SYMBOL = b"nvshmemi_ibgda_device_state_d"
 #: Of `nvshmemi_ibgda_device_state_v1` in NVSHMEM 3.4: its size, and two of its 32-bit fields.
-_STATE_BYTES, _PAIRS_A_PEER, _NUM_DEVICES = 8384, 28, 48
+STATE_BYTES, _PAIRS_A_PEER, _NUM_DEVICES = 8384, 28, 48
 _TO_DEVICE, _FROM_DEVICE = 1, 2
 
 
@@ -65,9 +65,9 @@ def _host_address() -> int:
     import deep_ep._C
 
     path = Path(deep_ep._C.__file__)
-    offset, size = find_symbol(path, _SYMBOL)
-    if size != _STATE_BYTES:
-        raise LookupError(f"NVSHMEM's state has {size} bytes, expected {_STATE_BYTES}")
+    offset, size = find_symbol(path, SYMBOL)
+    if size != STATE_BYTES:
+        raise LookupError(f"NVSHMEM's state has {size} bytes, expected {STATE_BYTES}")
     maps = Path("/proc/self/maps").read_text().splitlines()
     first = next(line for line in maps if line.endswith(str(path)))
     return int(first.split("-")[0], 16) + offset

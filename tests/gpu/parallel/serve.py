@@ -1,12 +1,12 @@
-"""One model behind three expert exchanges on two GPUs: DeepEP in both forms and the portable all-to-all.
+"""One model behind three expert exchanges on several GPUs: DeepEP in both forms and the portable all-to-all.
 
     python -m tests.gpu.parallel.serve --out FOLDER --commit HASH
 
-Real servers of a few GLM-5.3 layers with all 256 experts (random FP8 weights, the same for all), TP 2 with
-attention data parallelism over both ranks and the experts divided over both. All start at once, then
-each is asked alone: the same greedy prompts one by one, so that a rank is idle, and timed batches. Answers
-are held against those of a peer, the portable server. A row a server and load goes to
-`FOLDER/parallel.jsonl`, at once.
+Real servers of a few GLM-5.3 layers with all 256 experts (random FP8 weights, the same for all) over all GPUs
+(`--gpus`), requests and experts divided over the ranks. All start at once. Each is asked the same greedy
+prompts, one by one, so that other ranks are idle, and together; its answers are held against those of a
+peer, the portable server. Then batches are timed, one server after the other. A row a server and load
+goes to `FOLDER/parallel.jsonl`, at once.
 
 `--servers scan_whole scan_divided` compares verify rows selected by every rank and divided by request.
 """
@@ -14,18 +14,19 @@ are held against those of a peer, the portable server. A row a server and load g
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import sys
-import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.gpu.parallel.measure import ENVIRONMENT
+from tests.gpu.parallel.ranks import installed
 from tests.gpu.serving.shapes import EAGLE, ENV, write_model, write_plugins
 from tests.gpu.serving.traffic import answers, compare, measure
 from tests.support import server as support
@@ -41,8 +42,10 @@ FLAGS = (
     # Both of these all-reduces may use NVLink multicast.
     "--disable-custom-all-reduce --enforce-disable-flashinfer-allreduce-fusion --skip-server-warmup"
 )
-_BY_REQUEST = "--tp 2 --attn-dp-size 2 --ep-size 2"
-_VERIFY = f"--tp 2 {EAGLE} --dsa-topk-backend glm_exact --speculative-dsa-topk-backend glm_exact"
+_BY_REQUEST = "--tp {n} --attn-dp-size {n} --ep-size {n}"
+_VERIFY = (
+    f"--tp {{n}} {EAGLE} --dsa-topk-backend glm_exact --speculative-dsa-topk-backend glm_exact"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Form:
     """One server.
 
     Attributes:
-        flags: What sets it apart.
+        flags: What sets it apart, on n GPUs.
         peer: Name of the server whose answers it has to give; None for such a peer.
         env: Its variables.
     """
@@ -76,6 +79,8 @@ SERVERS = {
 }
 DEFAULT = ("portable", "deepep_normal", "deepep_auto")
 COMPARED = (40, 700, 2100, 5000)
+#: An odd number over the ranks, one of them long.
+TOGETHER = (40, 60, 3000, 80, 700)
 
 
 def main() -> int:
@@ -83,29 +88,33 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=[*DEFAULT])
     parser.add_argument("--loads", nargs="+", default=["1000x2", "1000x16"])
+    parser.add_argument("--gpus", type=int, help="default: all")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--ready-s", type=int, default=420, help="patience with the starts")
     parser.add_argument("--extra", default="", help="flags for every server")
     parser.add_argument("--commit", default="unknown")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.gpus is None:
+        arguments.gpus = torch.cuda.device_count()
     support.READY_TIMEOUT_S = arguments.ready_s
-    known: dict[str, list[dict[str, Any]]] = {}
+    compared: dict[str, dict[str, Any]] = {}
     failed = 0
     # A thread that starts a server lives as long as it: the kernel ends children with their thread.
     with ThreadPoolExecutor(len(arguments.servers)) as pool:
         starting = {
             name: pool.submit(Server, spec_of(arguments, name)) for name in arguments.servers
         }
-        for name, started in starting.items():
-            try:
-                server = started.result()
-                print(f"== {name}: ready after {server.ready_after_s:.0f} s", flush=True)
-                question(arguments, name, server, known)
-            except Exception:
-                failed += 1
-                print(f"== {name}: failed", flush=True)
-                traceback.print_exc(limit=3, file=sys.stdout)
+        for step in (ask, time_loads):
+            for name, started in starting.items():
+                if started.done() and started.exception() is not None and step is time_loads:
+                    continue
+                try:
+                    step(arguments, name, started.result(), compared)
+                except Exception:
+                    failed += 1
+                    print(f"== {name}: failed", flush=True)
+                    traceback.print_exc(limit=3, file=sys.stdout)
         for name, started in starting.items():
             if started.exception() is None:
                 keep_log(arguments, name, started.result())
@@ -142,61 +151,60 @@ def spec_of(arguments: argparse.Namespace, name: str) -> ServerSpec:
 
 def flags(arguments: argparse.Namespace, name: str) -> list[str]:
     """Everything on a server's command line but its model and port."""
-    return f"{FLAGS} {SERVERS[name].flags} {arguments.extra}".split()
+    own = SERVERS[name].flags.format(n=arguments.gpus)
+    return f"{FLAGS} {own} {arguments.extra}".split()
 
 
-def question(
-    arguments: argparse.Namespace,
-    name: str,
-    server: Server,
-    known: dict[str, list[dict[str, Any]]],
+def ask(
+    arguments: argparse.Namespace, name: str, server: Server, compared: dict[str, dict[str, Any]]
 ) -> None:
-    """Ask one server everything, and append its rows."""
-    started = time.monotonic()
-    known[name] = answers(server, COMPARED)
-    (arguments.out / f"{name}.answers.json").write_text(json.dumps(known[name]))
+    """Ask one server all prompts, and hold its answers against its peer's."""
+    print(f"== {name}: ready after {server.ready_after_s:.0f} s", flush=True)
+    said = {
+        "alone": answers(server, COMPARED),
+        "together": answers(server, TOGETHER, together=True),
+    }
     server.flush_cache()
-    again = compare(known[name], answers(server, COMPARED))
-    print(f"   own repeat: {json.dumps(again)}", flush=True)
-    peer = SERVERS[name].peer
-    agreement = compare(known[peer], known[name]) if peer in known else None
-    print(f"   against {peer}: {json.dumps(agreement)}", flush=True)
+    agreement = {"own_repeat": compare(said["alone"], answers(server, COMPARED))}
+    peer = arguments.out / f"{SERVERS[name].peer}.answers.json"
+    if peer.exists():
+        told = json.loads(peer.read_text())
+        agreement |= {how: compare(told[how], said[how]) for how in said}
+    (arguments.out / f"{name}.answers.json").write_text(json.dumps(said))
+    compared[name] = agreement
+    for how, found in agreement.items():
+        print(f"   {how}: {json.dumps(found)}", flush=True)
+
+
+def time_loads(
+    arguments: argparse.Namespace, name: str, server: Server, compared: dict[str, dict[str, Any]]
+) -> None:
+    """Time every load on one server, and append its rows."""
     for load in arguments.loads:
         context, batch = map(int, load.split("x"))
         times = measure(server, context, batch)
-        print(f"   {load}: {json.dumps(times)}", flush=True)
+        print(f"{name} {load}: {json.dumps(times)}", flush=True)
         row = {
             "op": "serve",
             "form": name,
             "shape": f"{LAYERS} layers, {EXPERTS} experts, {load}",
-            "gpu": _gpus(),
+            "gpu": f"{arguments.gpus}x {torch.cuda.get_device_name()}",
             **times,
-            "agreement": agreement,
-            "peer": peer,
-            "own_repeat": again,
+            "peer": SERVERS[name].peer,
+            "agreement": compared.get(name),
             "ready_s": round(server.ready_after_s, 1),
             "flags": " ".join(flags(arguments, name)),
-            "versions": {
-                name: importlib.metadata.version(name)
-                for name in ("sglang", "torch", "sgl-deep-ep")
-            },
+            "versions": installed("sglang", "torch", "sgl-deep-ep"),
             "commit": arguments.commit,
         }
         with (arguments.out / "parallel.jsonl").open("a") as rows:
             rows.write(json.dumps(row) + "\n")
-    print(f"   took {time.monotonic() - started:.0f} s", flush=True)
 
 
 def keep_log(arguments: argparse.Namespace, name: str, server: Server) -> None:
     """Keep the end of what a server printed."""
     kept = [line for line in server.log.splitlines() if "server_args=" not in line]
     (arguments.out / f"{name}.log").write_text("\n".join(kept[-5000:]))
-
-
-def _gpus() -> str:
-    import torch
-
-    return f"{torch.cuda.device_count()}x {torch.cuda.get_device_name()}"
 
 
 if __name__ == "__main__":

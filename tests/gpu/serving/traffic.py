@@ -26,24 +26,37 @@ def prompt(length: int, seed: int) -> list[int]:
     return [draw.randrange(100, VOCAB - 100) for _ in range(length)]
 
 
-def answers(server: Server, lengths: tuple[int, ...] = COMPARED) -> list[dict[str, Any]]:
-    """Greedy tokens, their log-probabilities, and the gap to the second best at each."""
-    found = []
-    for seed, length in enumerate(lengths):
-        ids = prompt(length, seed)
-        answer = server.generate(ids, logprob_start_len=length - 1, max_new_tokens=COMPARED_TOKENS)
-        meta = answer["meta_info"]
-        chosen = meta["output_token_logprobs"]
-        best = meta["output_top_logprobs"]
-        found.append(
-            {
-                "length": length,
-                "tokens": [entry[1] for entry in chosen],
-                "logprobs": [entry[0] for entry in chosen],
-                "gaps": [top[0][0] - top[1][0] for top in best],
-            }
-        )
-    return found
+def answers(
+    server: Server, lengths: tuple[int, ...] = COMPARED, *, together: bool = False
+) -> list[dict[str, Any]]:
+    """Greedy tokens, their log-probabilities, and the gap to the second best at each.
+
+    Args:
+        server: Who is asked.
+        lengths: Of the prompts.
+        together: All in one request, instead of one after the other.
+    """
+    prompts = [prompt(length, seed) for seed, length in enumerate(lengths)]
+    if together:
+        # Prompt log-probabilities are not asked for: they would keep prefixes from being reused.
+        found = server.generate(prompts, logprob_start_len=-1, max_new_tokens=COMPARED_TOKENS)
+    else:
+        found = [
+            server.generate(ids, logprob_start_len=len(ids) - 1, max_new_tokens=COMPARED_TOKENS)
+            for ids in prompts
+        ]
+    return [_told(length, answer) for length, answer in zip(lengths, found, strict=True)]
+
+
+def _told(length: int, answer: dict[str, Any]) -> dict[str, Any]:
+    chosen = answer["meta_info"]["output_token_logprobs"]
+    best = answer["meta_info"]["output_top_logprobs"]
+    return {
+        "length": length,
+        "tokens": [entry[1] for entry in chosen],
+        "logprobs": [entry[0] for entry in chosen],
+        "gaps": [top[0][0] - top[1][0] for top in best],
+    }
 
 
 def compare(peer: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
