@@ -159,19 +159,20 @@ def table(rows: list[dict]) -> str:
     """Rows as text, measured beside predicted; of a divided scan what it saves, beside predicted."""
     lines = [
         f"{'op':14} {'form':25} {'shape':34} {'dtype':5} {'launch':6} {'us':>9} {'pred us':>9} "
-        f"{'plan us':>8} {'MB':>8} {'pred MB':>8} error"
+        f"{'plan us':>8} {'MB':>8} {'pred MB':>8} {'link MB':>8} error"
     ]
     for row in rows:
         predicted_us = row.get("predicted_us", "")
         if row["op"] == "index_scan":
             predicted_us = f"{row['saved_us']:+.0f}/{row['predicted_saved_us']:+.0f}"
-        size, predicted_size = (
-            f"{row[key] / 1e6:.2f}" if key in row else "" for key in ("bytes", "predicted_bytes")
+        size, predicted_size, counted = (
+            f"{row[key] / 1e6:.2f}" if row.get(key) is not None else ""
+            for key in ("bytes", "predicted_bytes", "link_bytes")
         )
         lines.append(
             f"{row['op']:14} {row['form']:25} {row['shape']:34} {row['dtype']:5} {row['launch']:6} "
             f"{row['time_us']:>9} {predicted_us:>9} {row.get('plan_us', ''):>8} {size:>8} "
-            f"{predicted_size:>8} {row['max_error']:.1e}"
+            f"{predicted_size:>8} {counted:>8} {row['max_error']:.1e}"
         )
     return "\n".join(lines)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from tests.gpu.parallel.link_counter import sent_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -86,7 +88,8 @@ class Ranks:
 
         Returns:
             `time_us` and `p90_us`: median and 90th percentile of this rank's calls, the slowest
-            rank's of each; `launch`, "graph" or "eager".
+            rank's of each; `launch`, "graph" or "eager"; `link_bytes` that a call put on NVLink by
+            the driver's count, the largest of the ranks, None where it does not count.
         """
         for _ in range(WARM_UPS):
             run()
@@ -97,11 +100,16 @@ class Ranks:
             if not self.most(replay is None):
                 run, launch, calls = replay, "graph", GRAPH_CALLS
                 run()
+        before = sent_bytes()
         times = sorted(self._once_us(run) / calls for _ in range(repeats))
+        after = sent_bytes()
+        counted = -1.0 if before is None or after is None else (after - before) / (repeats * calls)
+        link_bytes = self.most(counted)
         return {
             "time_us": round(self.most(statistics.median(times)), 2),
             "p90_us": round(self.most(times[int(0.9 * (len(times) - 1))]), 2),
             "launch": launch,
+            "link_bytes": round(link_bytes) if link_bytes >= 0 else None,
         }
 
     def _capture(self, run: Callable[[], object]) -> Callable[[], object] | None:
