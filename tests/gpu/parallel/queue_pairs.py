@@ -64,7 +64,7 @@ def find_symbol(path: Path, name: bytes) -> tuple[int, int]:
 def _host_address() -> int:
     import deep_ep._C
 
-    path = Path(deep_ep._C.__file__)
+    path = Path(deep_ep._C.__file__).resolve()
     offset, size = find_symbol(path, SYMBOL)
     if size != STATE_BYTES:
         raise LookupError(f"NVSHMEM's state has {size} bytes, expected {STATE_BYTES}")
