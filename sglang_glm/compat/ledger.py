@@ -447,4 +447,12 @@ SEAMS: tuple[Seam, ...] = (
         why="on Hopper each verify token is scored as a request of its own: every key is read once a token",
         remove_when="DeepGEMM scores several tokens a request on Hopper, or paged scoring can be registered",
     ),
+    Seam(
+        target="sglang.srt.layers.attention.dsa.dsa_indexer.Indexer._get_topk_ragged",
+        kind="around",
+        scope="cuda",
+        implementation=f"{_CUDA}.dsa_indexer:get_topk_ragged",
+        why="every rank of an attention group selects for all rows of a prompt; a method, so no subclass is asked",
+        remove_when="SGLang divides the rows over the ranks",
+    ),
 )

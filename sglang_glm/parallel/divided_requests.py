@@ -50,7 +50,7 @@ def select_divided(
 
     Args:
         select: From requests to their selections, `[len(requests) * next_n, topk]` int32.
-        batch_size: Requests, the same on every rank.
+        batch_size: Requests, the same on every rank; or rows, each a request of its own.
         group: The ranks.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The indexer's paged scoring on CUDA: several rows of a request take our kernel."""
+"""The indexer's scoring on CUDA: several rows of a request take our kernel, and ranks may divide rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_glm import envs
 from sglang_glm.attention import cuda_choice
+from sglang_glm.compat.cuda.dsa_indexer_metadata import SomeRows
 from sglang_glm.compat.cuda.dsa_topk_backend import ExactTopk
 from sglang_glm.compat.cuda.warm_up import load_verify_kernels
 from sglang_glm.layers.verify_selection import select_verify_rows
+from sglang_glm.parallel.divided_requests import select_divided
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +73,53 @@ def get_topk_paged(
     return torch.cat([selected, padding])
 
 
+def get_topk_ragged(
+    original: Callable[..., torch.Tensor],
+    indexer: Indexer,
+    enable_dual_stream: bool,
+    forward_batch: ForwardBatch,
+    layer_id: int,
+    q_fp8: torch.Tensor,
+    weights: torch.Tensor,
+    metadata: Any,
+    topk_result: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """AROUND hook of `Indexer._get_topk_ragged`: each rank may select for some of a prefill's rows.
+
+    Args:
+        original: SGLang's.
+        indexer: The layer's indexer.
+        enable_dual_stream: Passed on.
+        forward_batch: The batch.
+        layer_id: The layer.
+        q_fp8: `[padded_rows, index_heads, 128]` e4m3; padding stands at the end.
+        weights: `[padded_rows, index_heads, 1]`.
+        metadata: SGLang's `DSAIndexerMetadata`.
+        topk_result: Where the selections go; None allocates.
+
+    Returns:
+        `[padded_rows, index_topk]` int32, -1 in padding.
+    """
+    num_rows = (
+        0 if forward_batch.seq_lens.numel() == 0 else metadata.get_seqlens_expanded().shape[0]
+    )
+    group = dividing_group(num_rows)
+    arguments = (enable_dual_stream, forward_batch, layer_id)
+    if group is None:
+        return original(indexer, *arguments, q_fp8, weights, metadata, topk_result)
+
+    def select(rows: range) -> torch.Tensor:
+        some = slice(rows.start, rows.stop)
+        return original(
+            indexer, *arguments, q_fp8[some], weights[some], SomeRows(metadata, some), None
+        )
+
+    if topk_result is None:
+        topk_result = q_fp8.new_full((q_fp8.shape[0], indexer.index_topk), -1, dtype=torch.int32)
+    topk_result[:num_rows] = select_divided(select, num_rows, group)
+    return topk_result
+
+
 def choose(indexer: Indexer, metadata: Any, batch_size: int, num_rows: int) -> cuda_choice.Choice:
     """Whether our kernel scores these rows, and why.
 
@@ -111,7 +160,7 @@ def dividing_group(batch_size: int) -> RankGroup | None:
     whether dividing pays: it is left to whoever knows the traffic.
 
     Args:
-        batch_size: Requests. Fewer than ranks would leave some without one.
+        batch_size: Requests, or rows of a prefill. Fewer than ranks would leave some without one.
     """
     if envs.DIVIDE_INDEX_SCAN.get() != "on":
         return None
