@@ -103,7 +103,7 @@ def main() -> int:
     # A thread that starts a server lives as long as it: the kernel ends children with their thread.
     with ThreadPoolExecutor(len(arguments.servers)) as pool:
         starting = {
-            name: pool.submit(Server, spec_of(arguments, name)) for name in arguments.servers
+            name: pool.submit(start, spec_of(arguments, name)) for name in arguments.servers
         }
         for step in (ask, time_loads):
             for name, started in starting.items():
@@ -120,6 +120,23 @@ def main() -> int:
                 keep_log(arguments, name, started.result())
                 started.result().stop()
     return int(failed > 0)
+
+
+def start(spec: ServerSpec) -> Server:
+    """Start a server and ask it once: kernels are compiled by then, those of all servers at a time.
+
+    Raises:
+        RuntimeError: it did not start or did not answer; with the end of its log.
+    """
+    server = Server(spec)
+    try:
+        answers(server, COMPARED)
+        answers(server, TOGETHER, together=True)
+        server.flush_cache()
+    except Exception as error:
+        server.stop()
+        raise RuntimeError(f"{error}\n{server.tail()}") from error
+    return server
 
 
 def spec_of(arguments: argparse.Namespace, name: str) -> ServerSpec:
