@@ -98,13 +98,12 @@ def main() -> int:
     if arguments.gpus is None:
         arguments.gpus = torch.cuda.device_count()
     support.READY_TIMEOUT_S = arguments.ready_s
+    specs = {name: spec_of(arguments, name) for name in arguments.servers}
     compared: dict[str, dict[str, Any]] = {}
     failed = 0
     # A thread that starts a server lives as long as it: the kernel ends children with their thread.
     with ThreadPoolExecutor(len(arguments.servers)) as pool:
-        starting = {
-            name: pool.submit(start, spec_of(arguments, name)) for name in arguments.servers
-        }
+        starting = {name: pool.submit(start, spec) for name, spec in specs.items()}
         for step in (ask, time_loads):
             for name, started in starting.items():
                 if started.done() and started.exception() is not None and step is time_loads:
