@@ -8,7 +8,8 @@ prompts, one by one, so that other ranks are idle, and together; its answers are
 peer, the portable server. Then batches are timed, one server after the other. A row a server and load
 goes to `FOLDER/parallel.jsonl`, at once.
 
-`--servers scan_whole scan_divided` compares verify rows selected by every rank and divided by request.
+`--servers portable_mtp deepep_mtp` does it with drafts; `--servers scan_whole scan_divided` compares
+selections by every rank and divided over the ranks.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ SERVERS = {
         flags=f"{_BY_REQUEST} --moe-a2a-backend deepep --deepep-mode auto", peer="portable"
     ),
     "gathered": Form(flags=_BY_REQUEST, peer="portable"),
+    "portable_mtp": Form(flags=f"{_BY_REQUEST} {EAGLE} --moe-a2a-backend glm_a2a"),
+    "deepep_mtp": Form(
+        flags=f"{_BY_REQUEST} {EAGLE} --moe-a2a-backend deepep --deepep-mode auto",
+        peer="portable_mtp",
+    ),
     "scan_whole": Form(flags=_VERIFY),
     "scan_divided": Form(
         flags=_VERIFY, peer="scan_whole", env=(("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on"),)
