@@ -1,4 +1,4 @@
-"""DeepEP's low-latency mode on a machine without network cards."""
+"""DeepEP's low-latency mode on a machine without network cards, where it did not run as it is."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def run(ranks: Ranks) -> None:
-    """As the ordinary part, after the kernels' check for queue pairs of a card was satisfied."""
+    """As the ordinary part, with kernels that were told to wait for no card."""
     deepep_low_latency_part.run(ranks, form="deepep_low_latency_nvlink", has_cards=False)

@@ -187,3 +187,7 @@ def run(
             ),
             max_error=run_case(ranks, mode, case, fp8=False)[0],
         )
+    # What a server does between a prefill and a decode step. It waits for every queue pair of every card.
+    mode.buffer.clean_low_latency_buffer(CAPACITY, probe.hidden_size, probe.num_experts)
+    torch.cuda.synchronize()
+    ranks.say("probe: the buffers were cleaned")
