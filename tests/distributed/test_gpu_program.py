@@ -4,25 +4,17 @@ test_exchange       the portable exchange passes its own checks; the references 
 test_index_scan     the divided scan selects as the whole one, with our paged kernels' torch forms
 test_rows           rows hold what the table prints, beside the planner's figures
 test_fp8_rows       the program's own quantisation of DeepEP's input, within e4m3's step
-test_symbol         NVSHMEM's device state is found in DeepEP's extension as it is installed
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.gpu.parallel import (
-    collectives_part,
-    exchange_case,
-    index_scan_part,
-    portable_part,
-    queue_pairs,
-)
+from tests.gpu.parallel import collectives_part, exchange_case, index_scan_part, portable_part
 from tests.gpu.parallel.fp8_blocks import dequantize_rows, quantize_rows
 from tests.gpu.parallel.measure import read_rows, table
 from tests.gpu.parallel.ranks import Ranks
@@ -78,12 +70,3 @@ def test_fp8_rows() -> None:
     rows = torch.randn(7, 256) * torch.tensor([1e-6, 1e-3, 1, 10, 100, 1e4, 0])[:, None]
     restored = dequantize_rows(*quantize_rows(rows))
     assert ((restored - rows).abs() <= rows.abs().amax(1, keepdim=True) / 16 + 1e-6).all()
-
-
-def test_symbol() -> None:
-    package = importlib.util.find_spec("deep_ep")
-    (extension,) = Path(package.submodule_search_locations[0]).glob("_C*.so")
-    offset, size = queue_pairs.find_symbol(extension, queue_pairs.SYMBOL)
-    assert offset > 0 and size == queue_pairs.STATE_BYTES
-    with pytest.raises(LookupError, match="absent"):
-        queue_pairs.find_symbol(extension, b"absent")

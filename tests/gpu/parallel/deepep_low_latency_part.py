@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from tests.gpu.parallel import queue_pairs
 from tests.gpu.parallel.deepep_normal_part import MAX_FP8_ERROR, ids_of
 from tests.gpu.parallel.exchange_case import (
     ExchangeCase,
@@ -121,27 +120,11 @@ def expert_output(ranks: Ranks, case: ExchangeCase, arrived: torch.Tensor) -> to
     return (arrived * scales[:, None, None]).bfloat16()
 
 
-def run(
-    ranks: Ranks,
-    token_counts: tuple[int, ...] = (8, 32, 128),
-    *,
-    form: str = "deepep_low_latency",
-    has_cards: bool = True,
-) -> None:
-    """Probe, check, then time dispatch and combine at GLM's sizes.
-
-    Args:
-        ranks: Those that measure.
-        token_counts: Of each rank.
-        form: Name in the rows.
-        has_cards: False where only NVLink connects the ranks.
-    """
+def run(ranks: Ranks, token_counts: tuple[int, ...] = (8, 32, 128)) -> None:
+    """Probe, check, then time dispatch and combine at GLM's sizes."""
     probe = ExchangeCase(num_tokens=(8,) * ranks.world_size)
     mode = LowLatencyMode(probe)
-    pairs, cards = queue_pairs.read()
-    ranks.say(f"probe: low-latency buffer stands; {pairs} queue pairs a peer, {cards} cards")
-    if not has_cards:
-        queue_pairs.set_without_cards(probe.num_local_experts)
+    ranks.say("probe: low-latency buffer stands")
     run_case(ranks, mode, probe, fp8=False, by_row=True)
     ranks.say("probe: low-latency dispatch and combine are right for 8 tokens")
     idle = ExchangeCase(num_tokens=(0, *[17] * (ranks.world_size - 1)))
@@ -158,7 +141,7 @@ def run(
             row_bytes = case.hidden_size * (1 + 4 / 128 if fp8 else 2) + 16
             ranks.row(
                 op="dispatch",
-                form=form,
+                form="deepep_low_latency",
                 shape=case.name,
                 dtype="e4m3" if fp8 else "bf16",
                 **ranks.times_us(
@@ -175,7 +158,7 @@ def run(
         output = expert_output(ranks, case, values(rows))
         ranks.row(
             op="combine",
-            form=form,
+            form="deepep_low_latency",
             shape=case.name,
             dtype="bf16",
             **ranks.times_us(
@@ -187,7 +170,7 @@ def run(
             ),
             max_error=run_case(ranks, mode, case, fp8=False)[0],
         )
-    # What a server does between a prefill and a decode step. It waits for every queue pair of every card.
+    # What a server does between a prefill and a decode step.
     mode.buffer.clean_low_latency_buffer(CAPACITY, probe.hidden_size, probe.num_experts)
     torch.cuda.synchronize()
     ranks.say("probe: the buffers were cleaned")

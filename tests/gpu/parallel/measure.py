@@ -25,13 +25,10 @@ from pathlib import Path
 PARTS = {
     "deepep_normal": "deepep_normal_part",
     "deepep_low_latency": "deepep_low_latency_part",
-    # Tried only when low latency failed: DeepEP asks for network cards even where it uses none.
-    "deepep_low_latency_nvlink": "deepep_low_latency_nvlink_part",
     "portable": "portable_part",
     "index_scan": "index_scan_part",
     "collectives": "collectives_part",
 }
-PART_ENVIRONMENT = {"deepep_low_latency_nvlink": {"NVSHMEM_REMOTE_TRANSPORT": "none"}}
 TOTAL_S, PART_S = 200, 45
 
 #: NVLink multicast can put a shared host's GPUs out of service where it is not set up.
@@ -107,7 +104,6 @@ def run_part(part: str, args: argparse.Namespace, limit_s: float) -> str:
         environment = {
             **os.environ,
             **ENVIRONMENT,
-            **PART_ENVIRONMENT.get(part, {}),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(args.gpus),
@@ -204,9 +200,6 @@ def main() -> int:
     for part in args.only or PARTS:
         left_s = TOTAL_S - (time.monotonic() - started)
         part_started = time.monotonic()
-        is_second_try = part == "deepep_low_latency_nvlink" and args.only is None
-        if is_second_try and outcomes["deepep_low_latency"] == "ok":
-            continue
         if left_s < 10:
             outcomes[part] = "not started: the time is used up"
             continue

@@ -156,9 +156,7 @@ def spec_of(arguments: argparse.Namespace, name: str) -> ServerSpec:
         dense_layers=DENSE_LAYERS,
         experts=EXPERTS,
     )
-    plugins = write_plugins(
-        state / "plugins", glm_no_network="tests.gpu.parallel.no_network:register"
-    )
+    plugins = write_plugins(state / "plugins")
     paths = [str(plugins), str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
     env = {
         **ENV,

@@ -3,7 +3,8 @@
 SGLang draws weights and norms from ±1e-3. Every layer is then close to the identity, so two servers
 give the same tokens whatever their attention computes. Here norms are one, products keep their size, and
 the attention's output is as large as the residual beside it. Each parameter is seeded by its name, so
-every server of a shape has the same weights; experts also by their rank, so that no two are alike.
+every server of a shape has the same weights; experts and shares of the LM head also by their rank, so
+that no two are alike: two equal halves of a vocabulary would tie in every token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ def initialize(model: torch.nn.Module, *_args: object, **_kwargs: object) -> Non
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.is_floating_point():
-                fill(name, parameter.data, rank if ".experts." in name else 0)
+                fill(name, parameter.data, rank if is_share(model, name, parameter) else 0)
+
+
+def is_share(model: torch.nn.Module, name: str, parameter: torch.Tensor) -> bool:
+    """Whether other ranks hold other rows of this parameter, instead of the same."""
+    if "lm_head" in name:
+        return parameter.shape[0] < model.config.vocab_size
+    return ".experts." in name
 
 
 def fill(name: str, data: torch.Tensor, rank: int = 0) -> None:

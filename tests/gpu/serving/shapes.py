@@ -114,9 +114,9 @@ def write_model(
     return folder
 
 
-def write_plugins(folder: Path, **more: str) -> Path:
-    """Make SGLang find the weights' plugin and `more`, and this package where it is not installed."""
-    plugins = {"glm_test_weights": "tests.gpu.serving.dummy_weights:register", **more}
+def write_plugins(folder: Path) -> Path:
+    """Make SGLang find the weights' plugin, and this package where it is not installed."""
+    plugins = {"glm_test_weights": "tests.gpu.serving.dummy_weights:register"}
     groups = {"sglang.srt.plugins": plugins}
     installed = importlib.metadata.entry_points(group="sglang.srt.plugins")
     if "sglang_glm" not in installed.names:
