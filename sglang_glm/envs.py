@@ -89,7 +89,7 @@ DIVIDE_INDEX_SCAN = EnvVar(
     "SGLANG_GLM_DIVIDE_INDEX_SCAN",
     "auto",
     _choice("auto", "on", "off"),
-    "whether tensor-parallel ranks on the CPU each score a part of the history; auto: where that is predicted to be faster",
+    "whether tensor-parallel ranks divide the index scan: by history on the CPU, prefill and verify rows by row and request on CUDA; auto: where that is predicted to be faster on the CPU, not on CUDA",
 )
 
 ALL: tuple[EnvVar, ...] = (

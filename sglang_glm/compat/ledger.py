@@ -586,6 +586,14 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="DeepGEMM scores several tokens a request on Hopper, or paged scoring can be registered",
     ),
     Seam(
+        target="sglang.srt.layers.attention.dsa.dsa_indexer.Indexer._get_topk_ragged",
+        kind="around",
+        scope="cuda",
+        implementation=f"{_CUDA}.dsa_indexer:get_topk_ragged",
+        why="every rank of an attention group selects for all rows of a prompt; a method, so no subclass is asked",
+        remove_when="SGLang divides the rows over the ranks",
+    ),
+    Seam(
         target="sglang.srt.models.deepseek_nextn.fused_eh_norm",
         kind="around",
         scope="cuda",

@@ -51,6 +51,9 @@ def create_moe_dispatcher(
         return original(moe_runner_config, quant_method=quant_method)
     from sglang_glm.parallel.dispatcher import GlmDsaAllToAllDispatcher
 
+    # The MoE block scales the routed sum of every all-to-all. SGLang's CUDA runners would too, from
+    # the config that they share with the dispatcher.
+    moe_runner_config.routed_scaling_factor = None
     return GlmDsaAllToAllDispatcher(moe_runner_config)
 
 

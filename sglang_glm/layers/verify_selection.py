@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 
 from glm_kernels.indexer.paged_mqa_topk import paged_mqa_topk
 
+from sglang_glm.parallel.divided_requests import select_divided
+
 if TYPE_CHECKING:
     import torch
+
+    from sglang_glm.parallel.divided_requests import RankGroup
 
 
 def select_verify_rows(
@@ -19,6 +23,7 @@ def select_verify_rows(
     topk: int,
     *,
     return_slots: bool,
+    divided_over: RankGroup | None = None,
 ) -> torch.Tensor:
     """Select for the newest rows of each request.
 
@@ -31,21 +36,32 @@ def select_verify_rows(
             of its rows. One of the copies is read.
         topk: Entries a row.
         return_slots: Physical slots instead of request-local positions.
+        divided_over: Ranks with the same arguments, each of which selects for some of the requests;
+            None selects for all here.
 
     Returns:
-        `[batch_size * next_n, topk]` int32, -1 padded.
+        `[batch_size * next_n, topk]` int32, -1 padded; the same however it is divided.
     """
     batch_size = cache_seqlens.shape[0]
     next_n = q.shape[0] // batch_size
     tables = block_table.unflatten(0, (batch_size, next_n))[:, 0]
     if tables.stride(1) != 1:
         tables = tables.contiguous()
-    return paged_mqa_topk(
-        q.view(batch_size, next_n, *q.shape[1:]),
-        index_cache,
-        weights.view(batch_size, next_n, -1),
-        cache_seqlens,
-        tables,
-        topk,
-        return_slots=return_slots,
-    )
+    queries = q.view(batch_size, next_n, *q.shape[1:])
+    heads = weights.view(batch_size, next_n, -1)
+
+    def select(requests: range) -> torch.Tensor:
+        some = slice(requests.start, requests.stop)
+        return paged_mqa_topk(
+            queries[some],
+            index_cache,
+            heads[some],
+            cache_seqlens[some],
+            tables[some],
+            topk,
+            return_slots=return_slots,
+        )
+
+    if divided_over is None:
+        return select(range(batch_size))
+    return select_divided(select, batch_size, divided_over)

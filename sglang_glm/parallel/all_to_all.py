@@ -45,6 +45,17 @@ class Dispatched:
     topk_ids: torch.Tensor
     topk_weights: torch.Tensor
 
+    def at_least_one_row(self) -> Dispatched:
+        """The same, or one row without experts where nothing arrived: no kernel runs on no rows."""
+        if self.hidden_states.shape[0]:
+            return self
+        num_topk = self.topk_ids.shape[1]
+        return Dispatched(
+            hidden_states=self.hidden_states.new_zeros(1, self.hidden_states.shape[1]),
+            topk_ids=self.topk_ids.new_full((1, num_topk), -1),
+            topk_weights=self.topk_weights.new_zeros(1, num_topk),
+        )
+
 
 def dispatch(
     hidden_states: torch.Tensor,

@@ -41,6 +41,7 @@ class GlmDsaAllToAllDispatcher(BaseDispatcher):
             num_experts=self.num_experts,
             group=self._group,
         )
+        arrived = arrived.at_least_one_row()
         return StandardDispatchOutput(
             hidden_states=arrived.hidden_states,
             hidden_states_scale=None,
@@ -62,4 +63,5 @@ class GlmDsaAllToAllDispatcher(BaseDispatcher):
             raise RuntimeError(
                 "combine: no dispatch preceded it, and each dispatch is combined once"
             )
-        return combine(combine_input.hidden_states, route, group=self._group)
+        arrived = combine_input.hidden_states[: sum(route.received_counts)]
+        return combine(arrived, route, group=self._group)

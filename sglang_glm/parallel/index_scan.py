@@ -35,7 +35,7 @@ def history_share(cache_seqlen: int, rank: int, world_size: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Positions that may be selected, ascending within a row.
+    """Positions that may be selected: those of each share best first, by ascending position where equal.
 
     Attributes:
         scores: `[num_rows, width]` fp32, -inf in padding.
@@ -67,11 +67,9 @@ def local_candidates(
             positions=logits.new_full((num_rows, index_topk), -1, dtype=torch.int32),
         )
     ends = (row_ends - first_position).clamp(0, width).int()
-    best = topk_indices(logits, index_topk, torch.zeros_like(ends), ends)
-    # Ascending, padding last: whoever joins the shares in order of ranks has all in order.
-    columns = best.masked_fill(best < 0, width).sort(dim=1).values
-    is_padding = columns == width
-    scores = logits.gather(1, columns.clamp_max(width - 1).long())
+    columns = topk_indices(logits, index_topk, torch.zeros_like(ends), ends)
+    is_padding = columns < 0
+    scores = logits.gather(1, columns.clamp_min(0).long())
     return Candidates(
         scores=scores.masked_fill(is_padding, float("-inf")),
         positions=(columns + first_position).masked_fill(is_padding, -1),
@@ -82,14 +80,15 @@ def merge_candidates(candidates: Candidates, index_topk: int) -> torch.Tensor:
     """Select among the candidates of all shares.
 
     Args:
-        candidates: Shares side by side in order of their positions, each ascending within a row.
+        candidates: Shares side by side in order of their positions.
         index_topk: Positions to select.
 
     Returns:
         `[num_rows, index_topk]` int32, score descending, position ascending among equal scores, -1
         at the tail: what a selection over the whole history gives.
     """
-    # Columns stand in order of positions, so the selection's rule for ties is that of positions.
+    # Equal scores stand in order of positions, within a share and from share to share, so the
+    # selection's rule for ties is that of positions.
     columns = topk_indices(candidates.scores, index_topk)
     positions = candidates.positions.gather(1, columns.clamp_min(0).long())
     return positions.masked_fill(columns < 0, -1)

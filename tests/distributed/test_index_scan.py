@@ -108,6 +108,11 @@ def test_costs() -> None:
         assert saved[0] < 0 < saved[1]
     # A wide batch of short histories would gather more than it scans.
     assert h200.saved_us([(6, 2100)] * 64, index_topk=glm.index_topk, world_size=2) < 0
-    ones = ScanCosts(pair_us=1, key_us=2, candidate_us=3, gather_us=10, byte_us=0.5)
+    ones = ScanCosts(
+        pair_us=1, key_us=2, candidate_us=3, collective_us=7, gather_us=10, byte_us=0.5
+    )
     # Half of 2 x 10 pairs and 10 keys, less the start and 8 candidates of 8 bytes, twice looked at.
     assert ones.saved_us([(2, 10)], index_topk=4, world_size=2) == 20 - 10 - 8 * (8 * 0.5 + 2 * 3)
+    # 60 pairs and 30 keys, the first rank's 40 and 20 less; 6 rows of 4 slots, half of them received.
+    by_request = ones.saved_by_request_us([(2, 10)] * 3, index_topk=4, world_size=2)
+    assert by_request == (60 + 60) - (40 + 40) - 7 - 6 * 4 * 4 * 0.5 / 2

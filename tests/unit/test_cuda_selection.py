@@ -7,6 +7,10 @@ test_verify_rows                       one pass over a request's keys equals row
 test_who_selects                       flags, batch sizes and shapes that stay with SGLang
 test_named_selection_serves_any_batch  a flag that names ours leaves nothing to measurements
 test_other_phases_are_sglangs          prefill and decode pass through
+test_divided_rows                      ranks that each select for some requests give what one gives
+test_divided_prefill                   the same of a prefill's rows, ragged or paged, at once or in chunks
+test_prefill_alone                     one rank, and a batch without requests, are SGLang's
+test_who_divides                       when told, with several ranks and no fewer requests
 """
 
 from types import SimpleNamespace
@@ -18,6 +22,7 @@ from glm_kernels.indexer.paged_mqa_logits import paged_mqa_logits
 from glm_kernels.indexer.topk_indices import positions_to_slots, topk_indices
 from glm_kernels.testing.generate import paged_indexer
 from glm_kernels.testing.shapes import IndexerShape
+from sglang.srt.layers.attention.dsa.dsa_indexer_metadata import DSAIndexerMetadata
 from sglang.srt.layers.attention.dsa.dsa_topk_backend import TopkTransformMethod
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -227,3 +232,182 @@ def test_other_phases_are_sglangs() -> None:
         lambda *args: args[1:], "indexer", batch, 3, "q", "weights", "metadata"
     )
     assert got == (batch, 3, "q", "weights", "metadata")
+
+
+class Ranks:
+    """The ranks of a group, one after the other: what each sends is kept until all have sent."""
+
+    def __init__(self, world_size: int) -> None:
+        self.rank_in_group, self.world_size = 0, world_size
+        self.sent: list[torch.Tensor] = []
+
+    def all_gather_into_tensor(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        self.sent.append(input)
+        if len(self.sent) == self.world_size:
+            output.copy_(torch.cat(self.sent))
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("unfused", [False, True])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(
+    "lengths", [(3, 130, 64, 0), (200, 3, 90, 65, 130), (7, 300, 64, 80, 9, 1)]
+)
+def test_divided_rows(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], world_size: int, unfused: bool
+) -> None:
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on")
+    ranks = Ranks(world_size)
+    monkeypatch.setattr(dsa_indexer, "get_parallel", lambda: SimpleNamespace(attn_tp_group=ranks))
+    p = paged_indexer(IndexerShape(name="d", lengths=lengths, next_n=3))
+    exact = ExactTopk()
+    metadata = Metadata(p.cache_seqlens, p.block_table.repeat_interleave(3, 0), exact)
+    metadata.force_unfused_topk = unfused
+    batch = SimpleNamespace(forward_mode=ForwardMode.TARGET_VERIFY)
+    q, weights = p.q.flatten(0, 1), p.weights.flatten(0, 1).unsqueeze(-1)
+    for rank in range(world_size):
+        ranks.rank_in_group = rank
+        got = dsa_indexer.get_topk_paged(
+            lambda *args: pytest.fail("SGLang scored the rows"),
+            indexer(p.index_cache),
+            batch,
+            0,
+            q,
+            weights,
+            metadata,
+        )
+    assert len({tuple(part.shape) for part in ranks.sent}) == 1
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", "off")
+    alone = dsa_indexer.get_topk_paged(
+        lambda *args: pytest.fail("SGLang scored the rows"),
+        indexer(p.index_cache),
+        batch,
+        0,
+        q,
+        weights,
+        metadata,
+    )
+    assert torch.equal(got, alone)
+
+
+@pytest.mark.parametrize(
+    ("choice", "world_size", "batch_size", "divided"),
+    [("on", 2, 2, True), ("on", 4, 3, False), ("on", 1, 8, False), ("auto", 2, 8, False)],
+)
+def test_who_divides(
+    monkeypatch: pytest.MonkeyPatch, choice: str, world_size: int, batch_size: int, divided: bool
+) -> None:
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", choice)
+    ranks = Ranks(world_size)
+    monkeypatch.setattr(dsa_indexer, "get_parallel", lambda: SimpleNamespace(attn_tp_group=ranks))
+    assert dsa_indexer.dividing_group(batch_size) is (ranks if divided else None)
+
+
+class Prefill:
+    """Two requests, 4 and 3 new rows of 70 and 40 positions, and SGLang's steps around scoring.
+
+    Its queries are the scores themselves, one for each of the 110 concatenated keys.
+    """
+
+    rows, padding, topk = 7, 2, 9
+
+    def __init__(self, method: TopkTransformMethod, chunk: int | None) -> None:
+        self.chunk = chunk
+        lengths = torch.tensor([67, 68, 69, 70, 38, 39, 40], dtype=torch.int32)
+        starts = torch.tensor([0] * 4 + [70] * 3, dtype=torch.int32)
+        owners = torch.tensor([0] * 4 + [1] * 3, dtype=torch.int32)
+        self.metadata = DSAIndexerMetadata(
+            attn_metadata=SimpleNamespace(
+                dsa_seqlens_expanded=lengths,
+                indexer_k_start_end=(starts, starts + lengths),
+                token_to_batch_idx=owners,
+                cu_seqlens_q=None,
+                topk_indices_offset=starts if method is RAGGED else None,
+                real_page_table=torch.tensor([[5, 3], [7, 0]], dtype=torch.int32),
+            ),
+            topk_transform_method=method,
+            topk_backend=ExactTopk(),
+        )
+        self.scores = scores(self.rows + self.padding, 110)[:, None]
+        self.weights = torch.zeros(self.rows + self.padding, 1, 1)
+        self.batch = SimpleNamespace(seq_lens=torch.tensor([70, 40]))
+        self.indexer = SimpleNamespace(index_topk=self.topk)
+
+    def stock(
+        self,
+        indexer: Any,
+        dual_stream: bool,
+        batch: Any,
+        layer_id: int,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        metadata: Any,
+        result: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `Indexer._get_topk_ragged`, whole or in chunks of rows."""
+        starts, _ = metadata.get_indexer_kvcache_range()
+        if result is None:
+            result = torch.full((len(q), self.topk), -1, dtype=torch.int32)
+        if self.chunk is None:
+            assert len(metadata.get_seqlens_expanded()) == len(starts) <= len(weights)
+            result[: len(starts)] = metadata.topk_transform(
+                q[: len(starts), 0], self.topk, ks=starts
+            )
+            return result
+        offsets = metadata.attn_metadata.topk_indices_offset
+        for first in range(0, len(starts), self.chunk):
+            part = slice(first, first + self.chunk)
+            lengths = metadata.get_seqlens_expanded()[part]
+            result[first : first + len(lengths)] = metadata.topk_transform(
+                q[: len(starts)][part, 0],
+                self.topk,
+                ks=starts[part],
+                cu_seqlens_q=None if offsets is not None else torch.ones_like(lengths),
+                ke_offset=lengths,
+                batch_idx_list=(
+                    None if offsets is not None else metadata.get_token_to_batch_idx()[part]
+                ),
+                topk_indices_offset_override=None if offsets is None else offsets[part],
+            )
+        return result
+
+    def select(self) -> torch.Tensor:
+        return dsa_indexer.get_topk_ragged(
+            self.stock, self.indexer, False, self.batch, 0, self.scores, self.weights, self.metadata
+        )
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("method", [RAGGED, PAGED])
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_divided_prefill(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, method: TopkTransformMethod, chunk: int | None
+) -> None:
+    prefill = Prefill(method, chunk)
+    alone = prefill.select()
+    assert (alone[: prefill.rows, 0] >= 0).all() and (alone[prefill.rows :] == -1).all()
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on")
+    ranks = Ranks(world_size)
+    monkeypatch.setattr(dsa_indexer, "get_parallel", lambda: SimpleNamespace(attn_tp_group=ranks))
+    for rank in range(world_size):
+        ranks.rank_in_group = rank
+        got = prefill.select()
+    assert all(len(part) < prefill.rows for part in ranks.sent)
+    assert torch.equal(got, alone)
+
+
+@pytest.mark.parametrize(("world_size", "lengths"), [(1, [70, 40]), (2, [])])
+def test_prefill_alone(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, lengths: list[int]
+) -> None:
+    monkeypatch.setenv("SGLANG_GLM_DIVIDE_INDEX_SCAN", "on")
+    ranks = Ranks(world_size)
+    monkeypatch.setattr(dsa_indexer, "get_parallel", lambda: SimpleNamespace(attn_tp_group=ranks))
+    prefill = Prefill(RAGGED, None)
+    prefill.batch.seq_lens = torch.tensor(lengths)
+    given = torch.zeros(1)
+    got = dsa_indexer.get_topk_ragged(
+        lambda *args: args[-1], prefill.indexer, True, prefill.batch, 0, given, given,
+        prefill.metadata, given,
+    )  # fmt: skip
+    assert got is given and not ranks.sent

@@ -133,7 +133,7 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (8, 32, 128)) -> None:
     for count in token_counts:
         case = ExchangeCase(num_tokens=(count,) * ranks.world_size)
         inputs = rank_inputs(case, ranks.rank, ranks.device)
-        sent = ranks.most(pairs_to_others(case, inputs, ranks.rank))
+        sent, total = ranks.most(pairs_to_others(case, inputs, ranks.rank)), sum(case.num_tokens)
         for fp8 in (False, True):
             error, row_error = run_case(
                 ranks, mode, case, fp8=fp8, by_row=count == token_counts[-1]
@@ -148,7 +148,9 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (8, 32, 128)) -> None:
                     lambda c=case, i=inputs, f=fp8: mode.dispatch(c, i, fp8=f), graph=True
                 ),
                 bytes=int(sent * row_bytes),
-                **predicted("dispatch", ranks.world_size, count * ranks.world_size),
+                **predicted(
+                    "dispatch", case.world_size, total, copies="expert", row_bytes=row_bytes
+                ),
                 max_error=error,
                 row_error=row_error,
             )
@@ -163,6 +165,12 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (8, 32, 128)) -> None:
                 lambda o=output, i=inputs, h=handle: mode.combine(o, i, h), graph=True
             ),
             bytes=int(sent * case.hidden_size * 2),
-            **predicted("combine", ranks.world_size, count * ranks.world_size),
+            **predicted(
+                "combine", case.world_size, total, copies="expert", row_bytes=2 * case.hidden_size
+            ),
             max_error=run_case(ranks, mode, case, fp8=False)[0],
         )
+    # What a server does between a prefill and a decode step.
+    mode.buffer.clean_low_latency_buffer(CAPACITY, probe.hidden_size, probe.num_experts)
+    torch.cuda.synchronize()
+    ranks.say("probe: the buffers were cleaned")

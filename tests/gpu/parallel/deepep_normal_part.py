@@ -69,6 +69,10 @@ class NormalMode:
         )
         return received, ids, weights, handle
 
+    def dispatch_again(self, rows: Rows, handle: tuple) -> Rows:
+        """Send `rows` the way that is known from before: nothing passes through the host."""
+        return self.buffer.dispatch(rows, handle=handle)[0]
+
     def arrived(self, received: Rows, ids: torch.Tensor, weights: torch.Tensor) -> Dispatched:
         """The same in the portable form, weights zero where the id is -1."""
         hidden = dequantize_rows(*received) if isinstance(received, tuple) else received
@@ -107,22 +111,29 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (128, 1024, 4096)) -> None
     for count in token_counts:
         case = ExchangeCase(num_tokens=(count,) * ranks.world_size)
         inputs = rank_inputs(case, ranks.rank, ranks.device)
-        sent = ranks.most(rows_to_others(case, inputs, ranks.rank))
+        sent, total = ranks.most(rows_to_others(case, inputs, ranks.rank)), sum(case.num_tokens)
         for fp8 in (False, True):
             error = run_case(ranks, mode, case, fp8=fp8)
             # A row's scales travel with it, and its routing.
             row_bytes = case.hidden_size * (1 + 4 / 128 if fp8 else 2) + 12 * case.num_topk
             rows = rows_to_send(inputs, fp8=fp8)
-            ranks.row(
-                op="dispatch",
-                form="deepep_normal",
-                shape=case.name,
-                dtype="e4m3" if fp8 else "bf16",
-                **ranks.times_us(lambda c=case, i=inputs, r=rows: mode.dispatch(c, i, r)),
-                bytes=int(sent * row_bytes),
-                **predicted("dispatch", ranks.world_size, count * ranks.world_size),
-                max_error=error,
-            )
+            handle = mode.dispatch(case, inputs, rows)[3]
+            for form, call in (
+                ("deepep_normal", lambda c=case, i=inputs, r=rows: mode.dispatch(c, i, r)),
+                ("deepep_normal_known", lambda r=rows, h=handle: mode.dispatch_again(r, h)),
+            ):
+                ranks.row(
+                    op="dispatch",
+                    form=form,
+                    shape=case.name,
+                    dtype="e4m3" if fp8 else "bf16",
+                    **ranks.times_us(call, graph=form == "deepep_normal_known"),
+                    bytes=int(sent * row_bytes),
+                    **predicted(
+                        "dispatch", case.world_size, total, copies="rank", row_bytes=row_bytes
+                    ),
+                    max_error=error,
+                )
         received, ids, weights, handle = mode.dispatch(case, inputs, inputs.hidden_states)
         output = experts(case, ranks.rank, mode.arrived(received, ids, weights))
         ranks.row(
@@ -130,8 +141,10 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (128, 1024, 4096)) -> None
             form="deepep_normal",
             shape=case.name,
             dtype="bf16",
-            **ranks.times_us(lambda o=output, h=handle: mode.combine(o, h)),
+            **ranks.times_us(lambda o=output, h=handle: mode.combine(o, h), graph=True),
             bytes=int(sent * case.hidden_size * 2),
-            **predicted("combine", ranks.world_size, count * ranks.world_size),
+            **predicted(
+                "combine", case.world_size, total, copies="rank", row_bytes=2 * case.hidden_size
+            ),
             max_error=run_case(ranks, mode, case, fp8=False),
         )

@@ -1,4 +1,8 @@
-"""The index scan of one layer, whole on every rank and divided over them, with our kernels."""
+"""The index scan of one layer, whole on every rank and divided over them, with our kernels.
+
+Divided by request as the server does it, where there are as many as ranks; divided by history in every
+case. Lengths are equal: the ranks have the same work.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ import torch
 import torch.distributed as dist
 from glm_kernels.cache.layout import PAGE_SIZE
 from glm_kernels.indexer.paged_mqa_logits import paged_mqa_logits
-from glm_kernels.indexer.topk_indices import topk_indices
 from glm_kernels.testing.generate import PagedIndexer, paged_indexer
 from glm_kernels.testing.shapes import IndexerShape
 
+from sglang_glm.layers.verify_selection import select_verify_rows
 from sglang_glm.parallel.index_scan import (
     gather_candidates,
     history_share,
@@ -43,12 +47,27 @@ def row_ends(p: PagedIndexer) -> torch.Tensor:
     return (p.cache_seqlens[:, None] - next_n + 1 + steps).flatten()
 
 
-def select_whole(p: PagedIndexer, ends: torch.Tensor, topk: int) -> torch.Tensor:
-    """The selection of one rank that scores everything."""
-    logits = paged_mqa_logits(
-        p.q, p.index_cache, p.weights, p.cache_seqlens, p.block_table, p.max_context, fill=False
+def select(
+    p: PagedIndexer, row_tables: torch.Tensor, topk: int, ranks: Ranks | None
+) -> torch.Tensor:
+    """The server's selection of positions, of one rank that scores everything, or divided by request.
+
+    Args:
+        p: The problem.
+        row_tables: `[rows, pages]`, each request's table once for each of its rows, as SGLang has it.
+        topk: Entries a row.
+        ranks: Those that divide the requests, or None.
+    """
+    return select_verify_rows(
+        p.q.flatten(0, 1),
+        p.weights.flatten(0, 1),
+        p.index_cache,
+        p.cache_seqlens,
+        row_tables,
+        topk,
+        return_slots=False,
+        divided_over=ranks,
     )
-    return topk_indices(logits, topk, torch.zeros_like(ends), ends)
 
 
 def own_share(p: PagedIndexer, share: range, length: int) -> PagedIndexer:
@@ -70,8 +89,10 @@ def own_share(p: PagedIndexer, share: range, length: int) -> PagedIndexer:
     )
 
 
-def select_divided(part: PagedIndexer, ends: torch.Tensor, share: range, topk: int) -> torch.Tensor:
-    """The selection when each rank scores its share."""
+def select_by_history(
+    part: PagedIndexer, ends: torch.Tensor, share: range, topk: int
+) -> torch.Tensor:
+    """The selection when each rank scores its share of every history."""
     logits = paged_mqa_logits(
         part.q,
         part.index_cache,
@@ -86,36 +107,46 @@ def select_divided(part: PagedIndexer, ends: torch.Tensor, share: range, topk: i
 
 
 def run(ranks: Ranks, cases: tuple[tuple[int, int, int], ...] = CASES) -> None:
-    """Same selection, then the time of both, beside the prediction that decides between them."""
+    """Same selection, then the time of each form, beside the prediction."""
     config = load_config("zai-org/GLM-5.3")
     costs = gpu_scan_costs(config, find_gpu("h200"))
     for batch_size, next_n, length in cases:
         shape = IndexerShape(name="scan", lengths=(length,) * batch_size, next_n=next_n)
         p = paged_indexer(shape, 0, ranks.device, spare_pages=0)
-        ends = row_ends(p)
+        ends, topk = row_ends(p), shape.topk
+        tables = p.block_table.repeat_interleave(next_n, 0)
         share = history_share(length, ranks.rank, ranks.world_size)
         part = own_share(p, share, length)
-        whole = select_whole(p, ends, shape.topk)
-        divided = select_divided(part, ends, share, shape.topk)
-        differing = int((whole != divided).any(dim=1).sum())
-        whole_us = ranks.times_us(
-            lambda p=p, e=ends, k=shape.topk: select_whole(p, e, k), graph=True
-        )
-        divided_us = ranks.times_us(
-            lambda p=part, e=ends, s=share, k=shape.topk: select_divided(p, e, s, k), graph=True
-        )
         scanned = [(next_n, length)] * batch_size
-        ranks.row(
-            op="index_scan",
-            form="divided",
-            shape=f"{ranks.world_size} ranks, {batch_size}x{length} n{next_n}",
-            dtype="e4m3",
-            **divided_us,
-            whole_us=whole_us["time_us"],
-            saved_us=round(whole_us["time_us"] - divided_us["time_us"], 2),
-            predicted_saved_us=round(
-                costs.saved_us(scanned, index_topk=shape.topk, world_size=ranks.world_size), 2
-            ),
-            max_error=ranks.most(differing),
-        )
-        assert not differing, f"{differing} rows select differently when divided"
+        sizes = {"index_topk": topk, "world_size": ranks.world_size}
+        forms = {
+            "by_history": (
+                lambda p=part, e=ends, s=share, k=topk: select_by_history(p, e, s, k),
+                costs.saved_us(scanned, **sizes),
+            )
+        }
+        if batch_size >= ranks.world_size:
+            forms["by_request"] = (
+                lambda p=p, t=tables, k=topk: select(p, t, k, ranks),
+                costs.saved_by_request_us(scanned, **sizes),
+            )
+        whole = select(p, tables, topk, None)
+        whole_us = ranks.times_us(lambda p=p, t=tables, k=topk: select(p, t, k, None), graph=True)[
+            "time_us"
+        ]
+        for form, (divided, predicted_us) in forms.items():
+            differing = int(ranks.most((whole != divided()).any(dim=1).sum()))
+            times = ranks.times_us(divided, graph=True)
+            ranks.row(
+                op="index_scan",
+                form=form,
+                shape=f"{ranks.world_size} ranks, {batch_size}x{length} n{next_n}",
+                dtype="e4m3",
+                **times,
+                whole_us=whole_us,
+                saved_us=round(whole_us - times["time_us"], 2),
+                predicted_whole_us=round(costs.scan_us(scanned), 2),
+                predicted_saved_us=round(predicted_us, 2),
+                max_error=differing,
+            )
+            assert not differing, f"{form}: {differing} rows select differently when divided"

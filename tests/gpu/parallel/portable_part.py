@@ -112,6 +112,12 @@ def run(ranks: Ranks, token_counts: tuple[int, ...] = (8, 32, 128, 1024, 4096)) 
                 dtype="bf16",
                 **ranks.times_us(call),
                 bytes=int(sent * (row_bytes + extra)),
-                **predicted(op, ranks.world_size, count * ranks.world_size),
+                **predicted(
+                    op,
+                    case.world_size,
+                    sum(case.num_tokens),
+                    copies="rank",
+                    row_bytes=row_bytes + extra,
+                ),
                 max_error=error,
             )

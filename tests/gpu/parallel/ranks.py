@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from tests.gpu.parallel.link_counter import sent_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 WARM_UPS, REPEATS = 5, 20
+#: Calls in one graph. Even: DeepEP's low-latency calls alternate between two buffers, and a graph must
+#: end where it began.
+GRAPH_CALLS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,15 @@ class Ranks:
     rows_path: Path
     commit: str
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rank_in_group(self) -> int:
+        """The name that SGLang's group has for it."""
+        return self.rank
+
+    def all_gather_into_tensor(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        """As SGLang's group."""
+        dist.all_gather_into_tensor(output, input)
 
     @property
     def gpu(self) -> str:
@@ -68,36 +82,44 @@ class Ranks:
 
         Args:
             run: The call.
-            graph: Replay it from a CUDA graph where it can be captured, as decode does.
-            repeats: Calls that are timed.
+            graph: Replay `GRAPH_CALLS` of it from a CUDA graph where it can be captured, as decode
+                does: the host's launches and the start of a measurement are then no part of it.
+            repeats: Calls, or replays, that are timed.
 
         Returns:
             `time_us` and `p90_us`: median and 90th percentile of this rank's calls, the slowest
-            rank's of each; `launch`, "graph" or "eager".
+            rank's of each; `launch`, "graph" or "eager"; `link_bytes` that a call put on NVLink by
+            the driver's count, the largest of the ranks, None where it does not count.
         """
         for _ in range(WARM_UPS):
             run()
-        launch = "eager"
+        launch, calls = "eager", 1
         if graph and self.device == "cuda":
             replay = self._capture(run)
             # All ranks replay, or none: a collective has to be launched alike.
             if not self.most(replay is None):
-                run, launch = replay, "graph"
+                run, launch, calls = replay, "graph", GRAPH_CALLS
                 run()
-        times = sorted(self._once_us(run) for _ in range(repeats))
+        before = sent_bytes()
+        times = sorted(self._once_us(run) / calls for _ in range(repeats))
+        after = sent_bytes()
+        counted = -1.0 if before is None or after is None else (after - before) / (repeats * calls)
+        link_bytes = self.most(counted)
         return {
             "time_us": round(self.most(statistics.median(times)), 2),
             "p90_us": round(self.most(times[int(0.9 * (len(times) - 1))]), 2),
             "launch": launch,
+            "link_bytes": round(link_bytes) if link_bytes >= 0 else None,
         }
 
     def _capture(self, run: Callable[[], object]) -> Callable[[], object] | None:
-        """The call as a graph's replay, or None where it cannot be captured."""
+        """`GRAPH_CALLS` calls as a graph's replay, or None where they cannot be captured."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                run()
+                for _ in range(GRAPH_CALLS):
+                    run()
         except RuntimeError as problem:
             self.say(f"not captured: {str(problem)[:200]}")
             return None

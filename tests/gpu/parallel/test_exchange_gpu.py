@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if not part.endswith("p2p")])
+@pytest.mark.parametrize("part", PARTS)
 def test_part(part: str, tmp_path: Path) -> None:
     gpus = torch.cuda.device_count()
     assert gpus > 1, f"{gpus} GPU, expected several"

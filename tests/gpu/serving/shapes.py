@@ -85,19 +85,28 @@ COMPARISONS: dict[str, Comparison] = {
 }
 
 
-def write_model(folder: Path, heads: int, fp8_weights: bool, max_position: int) -> Path:
-    """Write the config.json of 7 layers of GLM-5.3 (3 dense, 4 MoE of 32 experts) and its MTP layer."""
+def write_model(
+    folder: Path,
+    heads: int,
+    fp8_weights: bool,
+    max_position: int,
+    *,
+    layers: int = 7,
+    dense_layers: int = 3,
+    experts: int = 32,
+) -> Path:
+    """Write the config.json of some layers of GLM-5.3, the first of them dense, and its MTP layer."""
     spec = CheckpointSpec(
-        num_hidden_layers=7,
+        num_hidden_layers=layers,
         hidden_size=6144,
         vocab_size=VOCAB,
         num_attention_heads=heads,
         q_lora_rank=2048,
         qk_nope_head_dim=192,
         v_head_dim=256,
-        first_k_dense_replace=3,
+        first_k_dense_replace=dense_layers,
         intermediate_size=12288,
-        n_routed_experts=32,
+        n_routed_experts=experts,
         num_experts_per_tok=TOP_K,
         moe_intermediate_size=2048,
         index_topk=2048,

@@ -31,24 +31,37 @@ def prompts(context: int, batch: int) -> list[list[int]]:
     return [prompt(context, 1000 + index) for index in range(batch)]
 
 
-def answers(server: Server) -> list[dict[str, Any]]:
-    """Greedy tokens, their log-probabilities, and the gap to the second best at each."""
-    found = []
-    for seed, length in enumerate(COMPARED):
-        ids = prompt(length, seed)
-        answer = server.generate(ids, logprob_start_len=length - 1, max_new_tokens=COMPARED_TOKENS)
-        meta = answer["meta_info"]
-        chosen = meta["output_token_logprobs"]
-        best = meta["output_top_logprobs"]
-        found.append(
-            {
-                "length": length,
-                "tokens": [entry[1] for entry in chosen],
-                "logprobs": [entry[0] for entry in chosen],
-                "gaps": [top[0][0] - top[1][0] for top in best],
-            }
-        )
-    return found
+def answers(
+    server: Server, lengths: tuple[int, ...] = COMPARED, *, together: bool = False
+) -> list[dict[str, Any]]:
+    """Greedy tokens, their log-probabilities, and the gap to the second best at each.
+
+    Args:
+        server: Who is asked.
+        lengths: Of the prompts.
+        together: All in one request, instead of one after the other.
+    """
+    asked = [prompt(length, seed) for seed, length in enumerate(lengths)]
+    if together:
+        # Prompt log-probabilities are not asked for: they would keep prefixes from being reused.
+        found = server.generate(asked, logprob_start_len=-1, max_new_tokens=COMPARED_TOKENS)
+    else:
+        found = [
+            server.generate(ids, logprob_start_len=len(ids) - 1, max_new_tokens=COMPARED_TOKENS)
+            for ids in asked
+        ]
+    return [_told(length, answer) for length, answer in zip(lengths, found, strict=True)]
+
+
+def _told(length: int, answer: dict[str, Any]) -> dict[str, Any]:
+    chosen = answer["meta_info"]["output_token_logprobs"]
+    best = answer["meta_info"]["output_top_logprobs"]
+    return {
+        "length": length,
+        "tokens": [entry[1] for entry in chosen],
+        "logprobs": [entry[0] for entry in chosen],
+        "gaps": [top[0][0] - top[1][0] for top in best],
+    }
 
 
 def compare(peer: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
