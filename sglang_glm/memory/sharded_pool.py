@@ -8,6 +8,7 @@ allocator see the logical slots of all ranks; slots to read from are those of th
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sglang.srt.mem_cache.page_interleave import PageShardSpec
+
+logger = logging.getLogger(__name__)
 
 
 class GlmDsaShardedTokenToKVPool(PageInterleaveKVPoolMixin, GlmDsaTokenToKVPool):
@@ -88,6 +91,14 @@ class GlmDsaShardedTokenToKVPool(PageInterleaveKVPoolMixin, GlmDsaTokenToKVPool)
                     self._latent_scratch, self._index_scratch, strict=True
                 )
             ),
+        )
+        logger.info(
+            "Sharded cache, rank %d of %d: %d tokens in %d bytes, scratch %d bytes",
+            self.shard.rank,
+            self.shard.world_size,
+            size,
+            self.get_kv_size_bytes(),
+            sum(half.nbytes for half in (*self._latent_scratch, *self._index_scratch)),
         )
 
     def _create_index_key_cache(self) -> GlmShardedIndexKeyCache:

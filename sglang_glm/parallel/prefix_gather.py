@@ -40,7 +40,7 @@ def all_gather_beside(group: dist.ProcessGroup) -> AllGather:
     """
     ranks = dist.get_process_group_ranks(group)
     own = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
-    return partial(dist.all_gather_into_tensor, group=own, async_op=True)
+    return partial(dist.all_gather_single, group=own, async_op=True)
 
 
 class PrefixGather:
