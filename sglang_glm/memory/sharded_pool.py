@@ -85,12 +85,7 @@ class GlmDsaShardedTokenToKVPool(PageInterleaveKVPoolMixin, GlmDsaTokenToKVPool)
                     self.kv_buffer, self.index_key_cache.buffer, strict=True
                 )
             ],
-            scratch=tuple(
-                (_by_page(latents), index_pages)
-                for latents, index_pages in zip(
-                    self._latent_scratch, self._index_scratch, strict=True
-                )
-            ),
+            scratch=(self._half_by_page(0), self._half_by_page(1)),
         )
         logger.info(
             "Sharded cache, rank %d of %d: %d tokens in %d bytes, scratch %d bytes",
@@ -113,6 +108,10 @@ class GlmDsaShardedTokenToKVPool(PageInterleaveKVPoolMixin, GlmDsaTokenToKVPool)
             [lazy_zeros(rows, self.store_dtype) for _ in range(2)],
             [lazy_zeros(pages, self.index_k_with_scale_buffer_dtype) for _ in range(2)],
         )
+
+    def _half_by_page(self, half: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One half of the scratch as it is gathered: latents and index keys, a page a row."""
+        return _by_page(self._latent_scratch[half]), self._index_scratch[half]
 
     @property
     def num_logical_slots(self) -> int:

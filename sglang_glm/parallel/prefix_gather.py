@@ -6,7 +6,6 @@ by a collective that runs beside the layer's work: `torch.distributed`, over glo
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -40,7 +39,14 @@ def all_gather_beside(group: dist.ProcessGroup) -> AllGather:
     """
     ranks = dist.get_process_group_ranks(group)
     own = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
-    return partial(dist.all_gather_single, group=own, async_op=True)
+    assert isinstance(own, dist.ProcessGroup), f"this rank is none of {ranks}"
+
+    def all_gather(gathered: torch.Tensor, sent: torch.Tensor) -> Work:
+        work = dist.all_gather_single(gathered, sent, group=own, async_op=True)
+        assert work is not None, f"this rank is none of {ranks}"
+        return work
+
+    return all_gather
 
 
 class PrefixGather:

@@ -22,7 +22,7 @@ BASE = (
 )
 PREFILL_TOKENS, DECODE_TOKENS = 1024, 1536
 #: Decode hears nothing of a prompt that prefill refused: it gives up after this time. The default is 300 s.
-PATIENCE = (("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "8"),)
+PATIENCE_S = 8
 ROOMS = itertools.count(1)
 
 
@@ -72,13 +72,16 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(model: str, *args: str, prefill: tuple[str, ...] = ()) -> Iterator[Pair]:
+def pair(
+    model: str, *args: str, prefill: tuple[str, ...] = (), patience_s: int = PATIENCE_S
+) -> Iterator[Pair]:
     """Both servers for a while.
 
     Args:
         model: The checkpoint.
         args: Of both.
         prefill: Of the prefill server alone.
+        patience_s: How long decode waits for a prefill.
     """
     port = free_port()
     roles = {
@@ -98,7 +101,7 @@ def pair(model: str, *args: str, prefill: tuple[str, ...] = ()) -> Iterator[Pair
                 *pool_args,
                 *args,
             ),
-            PATIENCE,
+            (("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", str(patience_s)),),
         )
         for role, pool_args in roles.items()
     ]
