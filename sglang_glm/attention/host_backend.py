@@ -11,11 +11,21 @@ from glm_kernels.attention.sparse_mla import sparse_mla
 from glm_kernels.cache.layout import KV_LORA_RANK, MLA_DIM
 from glm_kernels.indexer.topk_indices import positions_to_slots
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.attention.kv_shard_hooks import (
+    get_kv_shard_pool,
+    prepare_kv_shard_forward,
+)
 from sglang.srt.layers.cp.utils import is_cp_active
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.runtime_context import get_exec, get_parallel
 
-from sglang_glm.attention.metadata import BatchRows, RequestRows, plan_rows, take_turns
+from sglang_glm.attention.metadata import (
+    BatchRows,
+    RequestRows,
+    plan_rows,
+    read_elsewhere,
+    take_turns,
+)
 from sglang_glm.parallel.history_stripes import local_slots
 
 if TYPE_CHECKING:
@@ -49,6 +59,7 @@ class GlmDsaHostAttnBackend(AttentionBackend):
         super().__init__()
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.shard_pool = get_kv_shard_pool(self.token_to_kv_pool)
         self.index_topk = model_runner.model_config.hf_config.index_topk
         self.kv_cache_dtype = model_runner.kv_cache_dtype
         self.draft_step = speculative_step_id
@@ -63,9 +74,14 @@ class GlmDsaHostAttnBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Plan the rows of this forward."""
-        self.forward_metadata = plan_rows(
-            forward_batch, self.req_to_token_pool.req_to_token, draft_step=self.draft_step
-        )
+        req_to_token = self.req_to_token_pool.req_to_token
+        self.forward_metadata = plan_rows(forward_batch, req_to_token, draft_step=self.draft_step)
+        if self.shard_pool is not None and prepare_kv_shard_forward(
+            self.shard_pool, req_to_token, forward_batch
+        ):
+            self.forward_metadata = read_elsewhere(
+                self.forward_metadata, self.shard_pool.translate_loc_to_scratch
+            )
         if is_cp_active(forward_batch):
             parallel = get_parallel()
             self.forward_metadata = take_turns(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
 
@@ -19,7 +21,8 @@ class RequestRows:
         first_row: Index of its first row among the batch's rows.
         num_rows: Its rows; row t of n sees positions below
             `cache_seqlen - unseen - (n - 1 - t) * stride`.
-        slots: `[cache_seqlen]` int64, the cache slot of each position, new ones included.
+        slots: `[cache_seqlen]` int64, the slot where each position is read, new ones included: of the
+            cache, or of the scratch that a sharded cache is gathered into.
         num_drafted: Of a draft step: the last positions that no target forward has verified.
         stride: Positions from one row to the next; above 1 where ranks take rows in turn.
         unseen: Newest positions that the last row does not see: rows of other ranks.
@@ -100,6 +103,17 @@ def plan_rows(
             )
         first_row += num_rows
     return BatchRows(requests=tuple(requests))
+
+
+def read_elsewhere(
+    batch: BatchRows, translate: Callable[[torch.Tensor], torch.Tensor]
+) -> BatchRows:
+    """The same rows, whose positions are read where `translate` says instead of in the cache."""
+    return BatchRows(
+        requests=tuple(
+            replace(request, slots=translate(request.slots)) for request in batch.requests
+        )
+    )
 
 
 def take_turns(batch: BatchRows, rank: int, world_size: int) -> BatchRows:

@@ -252,6 +252,36 @@ SEAMS: tuple[Seam, ...] = (
         remove_when="never: this is SGLang's way to check arguments",
     ),
     _resolution_hook(
+        "handle_kv_cache_sharding",
+        f"{_HOST}.kv_shard_hook:handle_kv_cache_sharding",
+        scope="host",
+        why="a sharded cache is accepted with drafts, a host tier and pipelines, which need CUDA or in-tree pools",
+        remove_when="never: this is SGLang's way to check arguments",
+    ),
+    Seam(
+        target="sglang.srt.arg_groups.kv_shard_hook.validate_kv_shard_attention_backend",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.kv_shard_hook:validate_kv_shard_attention_backend",
+        why="a sharded DSA cache is tied to CUDA, its TRTLLM kernels and Mooncake, in the middle of a step whose "
+        "other refusals hold here too",
+        remove_when="SGLang asks the DSA backend whether it reads a sharded cache",
+    ),
+    Seam(
+        target="sglang.srt.platforms.interface.reject_out_of_tree_path",
+        kind="around",
+        scope="host",
+        implementation=f"{_HOST}.platform_interface:reject_out_of_tree_path",
+        why="a sharded cache is refused on every out-of-tree platform",
+        remove_when="SGLang asks the platform for its sharded pool",
+    ),
+    _replacement(
+        "sglang.srt.mem_cache.page_interleave_pool.PageInterleaveDSATokenToKVPool",
+        "sglang_glm.memory.sharded_pool:GlmDsaShardedTokenToKVPool",
+        why="it gathers with PyNccl and CUDA streams, and SGLang builds it by name",
+        remove_when="SGLang asks the platform for its sharded pool",
+    ),
+    _resolution_hook(
         "handle_hicache",
         f"{_HOST}.hicache_hook:handle_hicache",
         scope="host",

@@ -69,8 +69,11 @@ class GlmIndexKeyCache(IndexKeyCache):
         Returns:
             `[num_pages, 8448]` uint8, or `[num_slots, 128]` float.
         """
-        buffer = self.get_local_buffer(layer_id)
-        return buffer if buffer.dtype == torch.uint8 else buffer.view(-1, layout.INDEX_HEAD_DIM)
+        return self._as_keys(self.get_local_buffer(layer_id))
+
+    @staticmethod
+    def _as_keys(pages: torch.Tensor) -> torch.Tensor:
+        return pages if pages.dtype == torch.uint8 else pages.view(-1, layout.INDEX_HEAD_DIM)
 
     def store(self, layer_id: int, slots: torch.Tensor, k: torch.Tensor) -> None:
         """Write index keys to their slots.
@@ -89,7 +92,10 @@ class GlmIndexKeyCache(IndexKeyCache):
             raise RuntimeError(
                 f"index keys of layer {layer_id}: a shared layer has no index cache to write to"
             )
-        op = f"index keys of layer {layer_id}"
+        self._write(f"index keys of layer {layer_id}", cache, slots, k)
+
+    def _write(self, op: str, cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> None:
+        """Write keys to a cache in either form that `keys` returns."""
         check_slots(op, slots, self._num_slots(cache), padding=True)
         if k.shape != (len(slots), layout.INDEX_HEAD_DIM):
             raise ValueError(

@@ -13,28 +13,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import itertools
 import re
-import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 import requests
 
+from sglang_glm.verification.local_server import free_port
+from tests.support.disaggregation import BASE, PREFILL_TOKENS, Pair, pair
 from tests.support.mtp_checkpoints import aligned
 from tests.support.mtp_traffic import accept_histogram, draft_args
 from tests.support.parity import check, clean_prompt, compare, prompt
-from tests.support.server import Server, ServerPool, ServerSpec
+from tests.support.server import ServerPool, ServerSpec
 from tests.support.specs import TRUTH_8
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.server,
@@ -45,97 +40,7 @@ pytestmark = [
     ),
 ]
 
-BASE = (
-    *("--dtype", "float32", "--chunked-prefill-size", "128"),
-    *("--disaggregation-transfer-backend", "nixl"),
-)
-PREFILL_TOKENS, DECODE_TOKENS = 1024, 1536
-#: Decode hears nothing of a prompt that prefill refused: it gives up after this time. The default is 300 s.
-PATIENCE = (("SGLANG_DISAGGREGATION_WAITING_TIMEOUT", "8"),)
 STEPS = 3
-ROOMS = itertools.count(1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A prefill and a decode server of one checkpoint."""
-
-    prefill: Server
-    decode: Server
-    bootstrap_port: int
-
-    def post(self, body: dict) -> tuple[requests.Response, requests.Response]:
-        """Send one request to both, as a router does; the answers of prefill and decode."""
-        body = {
-            **body,
-            "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": self.bootstrap_port,
-            "bootstrap_room": next(ROOMS),
-        }
-        with ThreadPoolExecutor(2) as threads:
-            sent = [
-                threads.submit(server.post, "/generate", **body)
-                for server in (self.prefill, self.decode)
-            ]
-            return sent[0].result(), sent[1].result()
-
-    def generate(self, ids: list[int], *, logprobs: bool = True, **sampling: object) -> dict:
-        """Greedy text of the pair."""
-        params = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True, **sampling}
-        body = {"input_ids": ids, "sampling_params": params}
-        if logprobs:
-            body |= {"return_logprob": True, "top_logprobs_num": 5}
-        answers = self.post(body)
-        for answer in answers:
-            assert answer.status_code == 200, answer.text
-        return answers[1].json()
-
-    def wait_idle(self) -> None:
-        self.prefill.wait_idle()
-        self.decode.wait_idle()
-
-
-@contextlib.contextmanager
-def pair(model: str, *args: str) -> Iterator[Pair]:
-    port = free_port()
-    roles = {
-        "prefill": ("--max-total-tokens", str(PREFILL_TOKENS)),
-        # Admit requests that the pool cannot hold to their end.
-        "decode": (
-            *("--max-total-tokens", str(DECODE_TOKENS), "--num-reserved-decode-tokens", "8"),
-            *("--schedule-conservativeness", "0.05"),
-        ),
-    }
-    specs = [
-        ServerSpec(
-            model,
-            (
-                *BASE,
-                *("--disaggregation-mode", role, "--disaggregation-bootstrap-port", str(port)),
-                *pool_args,
-                *args,
-            ),
-            PATIENCE,
-        )
-        for role, pool_args in roles.items()
-    ]
-    with ThreadPoolExecutor(2) as threads:
-        starting = [threads.submit(Server, spec) for spec in specs]
-        servers = []
-        try:
-            servers = [future.result() for future in starting]
-            yield Pair(*servers, bootstrap_port=port)
-        finally:
-            for future in starting:
-                with contextlib.suppress(Exception):
-                    future.result().stop()
-
 
 LENGTHS = [1, 7, 8, 9, 63, 64, 65, 129, 500]
 BATCH = [5, 64, 130, 300, 65]

@@ -55,6 +55,24 @@ class Engine:
             found.append(logits.clone())
         return found
 
+    @torch.no_grad()
+    def chunked_logits(self, prompts: list[list[int]], cut: int) -> torch.Tensor:
+        """Prefill the first `cut` tokens of all prompts as one batch, then the rest as another.
+
+        Returns:
+            Logits `[num_prompts, vocab]` of the last rows.
+        """
+        # The benchmark's stand-in for a prefix cache leaves out what a sharded allocator asks it.
+        self._one_batch.TreeCacheNamespace.rotation_base_of = lambda cache, node: None
+        requests = self._one_batch.prepare_synthetic_inputs_for_latency_test(
+            len(prompts), 0, custom_inputs=[ids[:cut] for ids in prompts]
+        )
+        self._one_batch.extend(requests, self.runner)
+        requests = self._one_batch.prepare_extend_inputs_for_correctness_test(
+            SimpleNamespace(cut_len=cut), prompts, requests, self.runner
+        )
+        return self._one_batch.extend(requests, self.runner)[1].clone()
+
     def stage(self, rank: int, partition: tuple[int, ...]) -> torch.nn.Module:
         """Build and load one pipeline stage as its rank would.
 

@@ -41,6 +41,7 @@ def make_pool(
     *,
     page_size: int = PAGE_SIZE,
     shared: Sequence[bool] = SHARED,
+    pool_class: type[GlmDsaTokenToKVPool] = GlmDsaTokenToKVPool,
     **changes: object,
 ) -> GlmDsaTokenToKVPool:
     """A pool as SGLang's configurator builds it; `changes` replace its arguments."""
@@ -57,7 +58,7 @@ def make_pool(
         "index_buf_size": size,
         **changes,
     }
-    return GlmDsaTokenToKVPool(size, page_size=page_size, **arguments)
+    return pool_class(size, page_size=page_size, **arguments)
 
 
 def write_random(pool: GlmDsaTokenToKVPool, slots: torch.Tensor) -> None:
@@ -85,6 +86,21 @@ def index_bytes(buffer: torch.Tensor, slot: int) -> bytes:
     key = content[row * INDEX_HEAD_DIM : (row + 1) * INDEX_HEAD_DIM]
     scale = content[INDEX_SCALE_OFFSET + 4 * row : INDEX_SCALE_OFFSET + 4 * row + 4]
     return key.numpy().tobytes() + scale.numpy().tobytes()
+
+
+def latent_rows(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """`[num_tokens, row_bytes]` uint8: `latent_bytes` of many slots."""
+    return buffer[slots, 0].view(torch.uint8)
+
+
+def index_rows(buffer: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """`[num_tokens, key_bytes]` uint8: `index_bytes` of many slots."""
+    content = buffer.view(torch.uint8)
+    if content.shape[1] != INDEX_PAGE_BYTES:
+        return content.view(-1, content.shape[1] // PAGE_SIZE)[slots]
+    keys = content[:, :INDEX_SCALE_OFFSET].reshape(-1, INDEX_HEAD_DIM)
+    scales = content[:, INDEX_SCALE_OFFSET:].reshape(-1, 4)
+    return torch.cat([keys[slots], scales[slots]], dim=1)
 
 
 def position_bytes(pool: GlmDsaTokenToKVPool, slot: int) -> bytes:

@@ -16,6 +16,12 @@ from tests.support.resolve import resolve
 
 MODEL = checkpoint("--mtp", "--index-topk", "8")
 
+#: A prefill server of two ranks that share one cache.
+SHARDED = [
+    *("--tp", "2", "--enable-kv-cache-sharding", "--disaggregation-mode", "prefill"),
+    *("--disaggregation-transfer-backend", "nixl"),
+]
+
 #: name -> (flags, fields that must have taken a value) or (flags, words of the refusal)
 CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     "defaults": (
@@ -150,6 +156,43 @@ CASES: dict[str, tuple[list[str], dict | list[str]]] = {
     "decode over rdma": (
         ["--disaggregation-mode", "decode"],
         ["--disaggregation-transfer-backend mooncake", "RDMA", "nixl, mooncake_tcp"],
+    ),
+    "sharded prefill": (
+        [*SHARDED, "--chunked-prefill-size", "100"],
+        {"enable_kv_cache_sharding": True, "chunked_prefill_size": 128},
+    ),
+    "sharded prefill, rows in turn": (
+        [*SHARDED, "--enable-prefill-cp", "--attn-cp-size", "2", "--cp-strategy", "interleave"],
+        {"enable_kv_cache_sharding": True, "attn_cp_size": 2},
+    ),
+    "sharded alone": (
+        ["--enable-kv-cache-sharding", "--tp", "2"],
+        ["--enable-kv-cache-sharding without --disaggregation-mode prefill", "on another server"],
+    ),
+    "sharded by one": (SHARDED[2:], ["--enable-kv-cache-sharding", "tp_size > 1"]),
+    "sharded drafts": (
+        [*SHARDED, "--speculative-algorithm", "EAGLE"],
+        ["--enable-kv-cache-sharding with --speculative-algorithm EAGLE", "leave one of them out"],
+    ),
+    "sharded host tier": (
+        [*SHARDED, "--enable-hierarchical-cache"],
+        ["--enable-kv-cache-sharding with --enable-hierarchical-cache", "leave one of them out"],
+    ),
+    "sharded stages": (
+        [*SHARDED, "--pp-size", "2"],
+        ["--enable-kv-cache-sharding with --pp-size 2", "leave one of them out"],
+    ),
+    "sharded groups": (
+        [*SHARDED, "--attn-dp-size", "2"],
+        ["--enable-kv-cache-sharding with --attn-dp-size 2", "leave one of them out"],
+    ),
+    "sharded over mooncake": (
+        [*SHARDED, "--disaggregation-transfer-backend", "mooncake_tcp"],
+        ["--disaggregation-transfer-backend mooncake", "choose nixl"],
+    ),
+    "sharded in one piece": (
+        [*SHARDED, "--chunked-prefill-size", "-1"],
+        ["--enable-kv-cache-sharding", "--chunked-prefill-size"],
     ),
     "wrong rope": (
         ["--json-model-override-args", '{"indexer_rope_interleave": false}'],
