@@ -105,9 +105,9 @@ def select_in_one_pass(
     sample = torch.empty(rows, sample_width, device=device)
     # Contexts within the capacity keep every score: they need no threshold.
     if max_num_blocks * 64 > CAPACITY:
-        sizes = (batch_size, table_stride, sample_width, step)
         scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index).launch(
-            batch_size * sample_width // PAGE_SIZE, [*inputs, sample, *sizes]
+            batch_size * sample_width // PAGE_SIZE,
+            [*inputs, sample, batch_size, table_stride, sample_width, step],
         )
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
