@@ -5,8 +5,8 @@ tokens a request that is the quicker way. Otherwise one pass over the cache does
 matrix. A sample of the pages is scored first; its scores give each row a threshold that lets
 somewhat more than k positions pass. The full pass keeps those only. Rows whose count shows that the
 threshold was too high or too low (tied scores, sorted contexts) are selected exactly by a repair
-kernel beside the sort, which scores their request once a byte of the selection key. Workspace: 64 KB of candidates
-a row and 1/64 of the logits.
+kernel beside the sort, which scores their request once a byte of the selection key. Workspace: 64
+KB of candidates a row and 1/64 of the logits.
 """
 
 from __future__ import annotations
