@@ -11,7 +11,7 @@ constexpr int kPageBytes = 64 * 132;
 constexpr int kLag = GROUPS == 1 ? 1 : 2;
 constexpr int kPrefetched = 8;  // pages of a warpgroup's share that are fetched to the L2 cache in advance
 
-// The exchange tells the compiler that a warp agrees on it.
+// For whole warps: the exchange tells the compiler that they agree on it.
 __device__ __forceinline__ int warpgroup() {
   return WARPGROUPS == 1 ? 0 : __shfl_sync(0xFFFFFFFF, threadIdx.x / 128, 0);
 }

@@ -240,6 +240,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, MIN_BLOCKS)
                             int table_width, int num_pages, int capacity) {
   const Pages pages{1, table_width};
   let_next_kernel_start();
+  // With one token the pages that come early cost more than they save.
   if (NEXT_N > 1) prefetch_share(cache, num_pages, cache_seqlens, block_table, batch_size, table_stride, pages);
   wait_for_previous_kernel();
   constexpr int kQueue = NEXT_N * kStaged;
@@ -363,7 +364,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     load_queries(smem, q + first * 128);
     fence_async_proxy();
     __syncthreads();
-    score_pages(smem, pipeline, split_weights(head_weights, smem.factors), length, [&](int set, int position, int, float score, bool valid) {
+    const Weights own = split_weights(head_weights, smem.factors);
+    score_pages(smem, pipeline, own, length, [&](int set, int position, int, float score, bool valid) {
       const int token = set * 4 + threadIdx.x % 4;
       if (valid && (broken >> token & 1) && selectable(score)) {
         const uint64_t key = selection_key(score, position);

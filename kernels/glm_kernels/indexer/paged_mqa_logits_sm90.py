@@ -19,7 +19,7 @@ WARPGROUP = 128  # threads
 REGISTERS_BESIDE = 32
 STAGED_BYTES = 4 * 48 * 8  # keys that a warpgroup holds back, a row
 SHARED_BYTES = 226 << 10  # of a multiprocessor, for all its blocks
-LEAST_PAGES_TO_EVEN = 64  # of a block
+LEAST_PAGES_TO_EVEN = 64  # of a block, below which no other blocks follow it
 NUM_HEADS = (16, 32, 64)
 
 

@@ -5,8 +5,8 @@ tokens a request that is the quicker way. Otherwise one pass over the cache does
 matrix. A sample of the pages is scored first; its scores give each row a threshold that lets
 somewhat more than k positions pass. The full pass keeps those only. Rows whose count shows that the
 threshold was too high or too low (tied scores, sorted contexts) are selected exactly by a repair
-kernel beside the sort, which scores their request once a byte of the selection key. Workspace: 64 KB of candidates
-a row and 1/64 of the logits.
+kernel beside the sort, which scores their request once a byte of the selection key. Workspace: 64
+KB of candidates a row and 1/64 of the logits.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def select_in_one_pass(
     sample = torch.empty(rows, sample_width, device=device)
     # Contexts within the capacity keep every score: they need no threshold.
     if max_num_blocks * 64 > CAPACITY:
-        sizes = (batch_size, table_stride, sample_width, step)
         scoring_kernel("paged_mqa_sample_kernel", num_heads, next_n, index).launch(
-            batch_size * sample_width // PAGE_SIZE, [*inputs, sample, *sizes]
+            batch_size * sample_width // PAGE_SIZE,
+            [*inputs, sample, batch_size, table_stride, sample_width, step],
         )
     window = (None, None, cache_seqlens, sample_width, next_n, sample_width)
     topk_kernel("topk_threshold_kernel", index).launch(
