@@ -43,15 +43,16 @@ def sparse_mla(
         Hopper form (bf16 queries, at most 64 heads) multiplies packed rows as fp16 (codes, scales,
         their products, queries and probabilities rounded to 11 bits, magnitudes saturating at
         65504) and bf16 rows as bf16, accumulates in fp32, and splits long lists over blocks whose
-        parts are kept in 16 bits. With at most eight heads, packed rows stay exact: their scales
-        multiply scores and probabilities, and the parts are kept in fp32.
+        parts are kept in 16 bits. With at most eight heads and more than 64 tokens, packed rows stay
+        exact: their scales multiply scores and probabilities, and the parts are kept in fp32.
     """
     dims = Dims("sparse_mla")
     dims.check("q", q, ("num_tokens", "num_heads", MLA_DIM), FLOAT_DTYPES)
     check_kv_cache(dims, kv_cache)
     dims.check("slots", slots, ("num_tokens", "k"), (torch.int32,))
     if _arch.use_device_code("sparse_mla", q) and dims["num_tokens"] > 0:
-        if few_heads.accepts(q, kv_cache, slots):
+        many_tokens = dims["num_tokens"] >= few_heads.MIN_TOKENS
+        if many_tokens and few_heads.accepts(q, kv_cache, slots):
             return few_heads.sparse_mla_few_heads_sm90(q, kv_cache, slots, softmax_scale)
         if accepts(q, kv_cache, slots):
             return sparse_mla_sm90(q, kv_cache, slots, softmax_scale)
