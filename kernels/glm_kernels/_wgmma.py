@@ -50,3 +50,23 @@ __device__ __forceinline__ void wgmma_ss_n{n}(float (&d)[{count}], uint32_t a, u
     : "r"(a), "r"(b), "r"(accumulate), "n"(kDescriptorHigh), "n"(kDescriptorHigh));
 }}
 """
+
+
+def wgmma_half_registers(n: int, dtype: str, b_transposed: bool) -> str:
+    """``wgmma_rs_{dtype}_n{n}[_t](float* d, uint32_t a0, ..., a3, uint32_t b, int accumulate)``.
+
+    As ``wgmma_half``, with A in registers: ``_t`` reads B with its N dimension contiguous.
+    """
+    count = n // 2
+    name = f"wgmma_rs_{dtype}_n{n}{'_t' if b_transposed else ''}"
+    return f"""
+__device__ __forceinline__ void {name}(float (&d)[{count}], uint32_t a0, uint32_t a1, uint32_t a2,
+                                       uint32_t a3, uint32_t b, int accumulate) {{
+  asm volatile("{{\\n.reg .pred p;\\n.reg .b64 db;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n"
+    "mov.b64 db, {{%{count + 4}, %{count + 6}}};\\n"
+    "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} {_registers(0, count)}, "
+    "{_registers(count, 4)}, db, p, 1, 1, {int(b_transposed)};\\n}}\\n"
+    : {_outputs(count)}
+    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(accumulate), "n"(kDescriptorHigh));
+}}
+"""

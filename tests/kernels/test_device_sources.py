@@ -8,10 +8,15 @@
 
 import pytest
 from glm_kernels import _arch, _jit, _wgmma
+from glm_kernels.attention.sparse_mla_sm90 import packed_prelude
 
 SCORING = (("NUM_HEADS", 32), ("NEXT_N", 6), ("GROUPS", 1), ("TOKENS", 6), ("STAGES", 3))
 PAIRED = (("NUM_HEADS", 64), ("NEXT_N", 6), ("GROUPS", 4), ("TOKENS", 2), ("STAGES", 4))
-HALF = _wgmma.wgmma_half(64, "f16", False) + _wgmma.wgmma_half(256, "f16", True)
+BF16 = _wgmma.wgmma_half(64, "bf16", False) + _wgmma.wgmma_half(256, "bf16", True)
+
+
+def packed_source(rows: int, members: int) -> tuple[str, tuple[tuple[str, int], ...], str]:
+    return "sparse_mla_packed", (("ROWS", rows), ("MEMBERS", members)), packed_prelude(rows)
 
 
 def scoring_prelude(columns: int) -> str:
@@ -23,8 +28,10 @@ SOURCES = [
     ("paged_mqa_logits", (*SCORING, ("MIN_BLOCKS", 4)), scoring_prelude(192)),
     ("paged_mqa_logits", (*PAIRED, ("MIN_BLOCKS", 2)), scoring_prelude(128)),
     ("topk_indices", (("CAPACITY", 8192),), _jit.header("order") + _jit.header("block_sort")),
-    ("sparse_mla", (("PACKED", 1),), HALF),
-    ("sparse_mla", (("PACKED", 0),), HALF.replace("f16.f16", "bf16.bf16")),
+    ("sparse_mla", (), BF16),
+    packed_source(64, 0),
+    packed_source(48, 1),
+    ("combine_splits", (("HALF", 1), ("AT_ONCE", 16)), ""),
     ("sparse_mla_few_heads", (("CLUSTER", 4), ("STAGES", 2)), ""),
     ("union_slots", (("SIZE", 16384),), _jit.header("order") + _jit.header("block_sort")),
 ]

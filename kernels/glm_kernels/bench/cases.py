@@ -173,8 +173,10 @@ def _mla_case(shape: shapes.MlaShape, packed: bool, op: str) -> Case:
     chosen: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {}
     if packed:
         chosen["flash_mla"] = lambda: peers.flash_mla_decode(x)
-    elif shape.num_heads == 64:
+    if shape.num_heads == 64 and (shape in shapes.PREFILL_MLA or not packed):
         chosen["flash_mla_prefill"] = lambda: peers.flash_mla_prefill(x)
+    if shape in shapes.PREFILL_MLA:
+        chosen["q8kv8_prefill"] = lambda: peers.q8kv8_prefill(x)
     queries = x.q.numel() * 2 + shape.num_tokens * shape.num_heads * 512 * 2
     return Case(
         op=op,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from glm_kernels.cache.mla_rows import unpack_mla_rows
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,6 +19,7 @@ DISTRIBUTIONS = {
     "deep_gemm": "sgl-deep-gemm",
     "flash_mla": "sgl-flash-mla",
     "flash_mla_prefill": "sgl-flash-mla",
+    "q8kv8_prefill": "sglang",
     "fast_topk_v2": "sglang-kernel",
     "topk_v2": "sglang",
     "deep_gemm+topk_v2": "sgl-deep-gemm",
@@ -106,10 +109,27 @@ def flash_mla_decode(x: SparseMla) -> Callable[[], torch.Tensor]:
     )[0][:, 0, :num_heads]
 
 
+def _bf16_rows(x: SparseMla) -> torch.Tensor:
+    """Rows of the cache as ``[num_slots, 1, 576]``, bf16."""
+    if x.kv_cache.dtype == torch.bfloat16:
+        return x.kv_cache
+    return unpack_mla_rows(x.kv_cache[:, 0], torch.bfloat16)[:, None]
+
+
 def flash_mla_prefill(x: SparseMla) -> Callable[[], torch.Tensor]:
-    """FlashMLA's sparse prefill over bf16 rows."""
+    """FlashMLA's sparse prefill over bf16 rows; packed rows are unpacked beforehand."""
     flash_mla = _load("flash_mla")
-    indices = x.slots[:, None]
+    rows, indices = _bf16_rows(x), x.slots[:, None]
     return lambda: flash_mla.flash_mla_sparse_fwd(
-        x.q, x.kv_cache, indices, x.softmax_scale, use_legacy=True
+        x.q, rows, indices, x.softmax_scale, use_legacy=True
     )[0]
+
+
+def q8kv8_prefill(x: SparseMla) -> Callable[[], torch.Tensor]:
+    """SGLang's prefill with e4m3 queries and rows, one scale for each, cast beforehand."""
+    module = _load("sglang.kernels.ops.attention.sparse_mla_q8kv8_prefill_sm90")
+    q, rows = x.q.to(torch.float8_e4m3fn), _bf16_rows(x).to(torch.float8_e4m3fn)
+    indices, one = x.slots[:, None], torch.ones((), device=x.q.device)
+    return lambda: module.sparse_mla_q8kv8_prefill_fwd(q, rows, indices, x.softmax_scale, one, one)[
+        0
+    ]
