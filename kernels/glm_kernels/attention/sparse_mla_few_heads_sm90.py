@@ -13,7 +13,7 @@ from glm_kernels.attention.sparse_mla_sm90 import accepts as accepts_any_heads
 from glm_kernels.cache.layout import KV_LORA_RANK, MLA_ROW_BYTES
 
 MAX_HEADS = 8
-# With fewer tokens the kernel for any number of heads is quicker (measured at 64, the reverse at 96).
+# With fewer tokens the kernel for up to 64 query rows is quicker (measured at 64, the reverse at 96).
 MIN_TOKENS = 65
 # Blocks that share a token's list; a cluster of them joins its parts without global memory.
 CLUSTERS = (1, 2, 4, 8)

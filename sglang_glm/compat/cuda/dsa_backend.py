@@ -54,6 +54,7 @@ class GlmDsaCudaAttnBackend(dsa_backend.DeepseekSparseAttnBackend):
     """Stock DSA backend that knows the implementation names `glm_sparse` and `glm_auto`."""
 
     dsa_decode_impl: str
+    forward_metadata: Any
 
     def __init__(self, model_runner: ModelRunner, *args: Any, **kwargs: Any) -> None:
         super().__init__(model_runner, *args, **kwargs)

@@ -29,11 +29,11 @@ def test_a_short_list_is_not_spread() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "num_heads", "packed", "kernel"),
     [
-        (64, 8, True, "any heads"),
+        (64, 8, True, "64 rows"),
         (65, 8, True, "few heads"),
         (65, 3, True, "few heads"),
-        (65, 8, False, "any heads"),
-        (65, 16, True, "any heads"),
+        (65, 8, False, "64 rows"),
+        (65, 16, True, "64 rows"),
     ],
 )
 def test_kernel_of_a_shape(
@@ -42,6 +42,6 @@ def test_kernel_of_a_shape(
     shape = MlaShape(name="x", num_tokens=num_tokens, num_heads=num_heads, topk=4, num_slots=8)
     x = sparse_mla_inputs(shape, packed, dtype=torch.bfloat16)
     monkeypatch.setattr(_arch, "use_device_code", lambda *_: True)
-    monkeypatch.setattr(op, "sparse_mla_sm90", lambda *_: "any heads")
+    monkeypatch.setattr(op, "sparse_mla_sm90", lambda *_: "64 rows")
     monkeypatch.setattr(few_heads, "sparse_mla_few_heads_sm90", lambda *_: "few heads")
     assert op.sparse_mla(x.q, x.kv_cache, x.slots, x.softmax_scale) == kernel
