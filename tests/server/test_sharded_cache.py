@@ -44,6 +44,7 @@ STOPPED = SimpleNamespace(spec=ServerSpec(MODEL))
 CONTEXT = 4096
 SHARDED = ("--enable-kv-cache-sharding", "--context-length", str(CONTEXT))
 IN_TURN = ("--enable-prefill-cp", "--attn-cp-size", "2", "--cp-strategy", "interleave")
+
 LENGTHS = (1, 16, 17, 64, 65, 128, 129, 500)
 #: Positions that two prompts share.
 HITS = (63, 64, 65, 129, 447)
