@@ -102,7 +102,7 @@ def test_padded_rows() -> None:
 @pytest.mark.parametrize(
     ("fields", "mode", "rows"),
     [
-        ({"decides": True, "impl": "flashmla_kv", "heads": 64}, ForwardMode.DECODE, 33),
+        ({"decides": True, "impl": "flashmla_kv", "heads": 64}, ForwardMode.DECODE, 193),
         ({"decides": False, "impl": "flashmla_kv", "heads": 8}, ForwardMode.DECODE, 8),
         ({"decides": True, "impl": "flashmla_kv", "heads": 8}, ForwardMode.EXTEND, 8),
         ({"heads": 8, "use_mha": True}, ForwardMode.EXTEND, 8),
