@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from cookbook.train_tiny.model import LayerTrace, Model, index_inputs, rope_table
-from cookbook.train_tiny.sequences import CODE_WEIGHT, UNIT
+from cookbook.train_tiny.indexer import index_inputs, rotate_halves
+from cookbook.train_tiny.layers import rope_table
+from cookbook.train_tiny.model import LayerTrace, Model
+from cookbook.train_tiny.notes import CODE_WEIGHT
+from cookbook.train_tiny.sequences import UNIT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cookbook.train_tiny.indexer import IndexParts
     from cookbook.train_tiny.model import Output
+
+LAYOUT_MARGIN = 4.0
+"""Nats by which a server with another RoPE layout shall be further from the attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +34,7 @@ class LossWeights:
         nextn: Of the MTP layer's first step.
         chain: Of each deeper step.
         index: Of the indexers' divergence; it reaches their own weights only.
+        layout: Of what makes the indexers depend on the layout of RoPE, see :func:`index_loss`.
         index_rows: Queries a batch that the divergence is measured on.
         chain_steps: Deeper steps.
         chain_rows: Sequences that the chain runs on.
@@ -35,6 +46,7 @@ class LossWeights:
     nextn: float = 0.3
     chain: float = 0.15
     index: float = 1.0
+    layout: float = 0.0
     index_rows: int = 2048
     chain_steps: int = 4
     chain_rows: int = 16
@@ -68,6 +80,7 @@ class Losses:
     nextn: torch.Tensor
     chain: torch.Tensor
     index: torch.Tensor
+    layout: torch.Tensor
     loads: dict[int, torch.Tensor]
 
 
@@ -107,61 +120,98 @@ def sample_rows(weights: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def index_loss(
-    model: Model, layer: int, group: list[LayerTrace], rows: torch.Tensor, table: torch.Tensor
-) -> torch.Tensor:
+    model: Model,
+    layer: int,
+    group: list[LayerTrace],
+    rows: torch.Tensor,
+    table: torch.Tensor,
+    layout: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Divergence of an indexer from the attention of the layers that use it.
 
     Args:
         model: The model.
         layer: The indexer's layer.
         group: Its trace, then those of the shared layers after it.
-        rows: ``[sequences, queries]``, positions.
+        rows: ``[sequences, queries]``, positions; the second half of each are among answers.
         table: From ``rope_table``.
+        layout: Whether the second scalar is wanted, else it is zero.
 
     Returns:
-        Cross-entropy less the attention's entropy, averaged; over the whole context, and where a
-        selection was used also over that.
+        Two scalars. Cross-entropy less the attention's entropy, averaged; over the whole context,
+        and where a selection was used also over that. And by how much the divergence of a server
+        that turns half-split pairs, at queries among answers, is short of ``LAYOUT_MARGIN`` more
+        than the right one's.
     """
     sequences, count = rows.shape
     length = len(table) // sequences
-    flat = (rows + torch.arange(sequences, device=rows.device)[:, None] * length).flatten()
     later = torch.arange(length, device=rows.device) > rows[..., None]  # [sequences, queries, keys]
-    trace = group[0]
-    with torch.no_grad():
-        wanted = torch.zeros(later.shape, device=rows.device)
-        for member in group:
-            q = member.q[flat].unflatten(0, (sequences, count))
-            k = member.k.unflatten(0, (sequences, length))
-            logits = torch.einsum("brhd,bshd->bhrs", q, k).float() * model.spec.qk_head_dim**-0.5
-            logits.masked_fill_(later[:, None], float("-inf"))
-            wanted += logits.softmax(-1).mean(1)
-        wanted /= len(group)
-    q, k, weights = index_inputs(
-        model.parameters,
-        layer,
-        trace.normed.detach(),
-        trace.q_latent.detach(),
-        table,
-        model.spec,
-        flat,
-    )
+    wanted = _attention(model, group, rows, later)
+    scores = _scores(model.index_inputs, model, layer, group[0], rows, table)
+    divergence = _divergence(scores, wanted, later)
+    loss = divergence.mean()
+    mask = group[0].mask
+    if mask is not None:
+        unseen = ~mask.flatten(0, 1)[_flat(rows, length)].unflatten(0, (sequences, count))
+        loss = 0.5 * (loss + _divergence(scores, wanted, unseen).mean())
+    if not layout:
+        return loss, loss.new_zeros(())
+    answers = slice(count // 2, None)
+    halves = functools.partial(index_inputs, turn=rotate_halves)
+    scores = _scores(halves, model, layer, group[0], rows[:, answers], table)
+    wrong = _divergence(scores, wanted[:, answers], later[:, answers])
+    return loss, F.relu(divergence[:, answers].detach() + LAYOUT_MARGIN - wrong).mean()
+
+
+def _flat(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Positions ``[sequences, queries]`` as tokens."""
+    return (rows + torch.arange(len(rows), device=rows.device)[:, None] * length).flatten()
+
+
+@torch.no_grad()
+def _attention(
+    model: Model, group: list[LayerTrace], rows: torch.Tensor, later: torch.Tensor
+) -> torch.Tensor:
+    """What the group's heads attend to on average: ``[sequences, queries, keys]``."""
+    sequences, count, length = later.shape
+    flat = _flat(rows, length)
+    wanted = torch.zeros(later.shape, device=rows.device)
+    for member in group:
+        q = member.q[flat].unflatten(0, (sequences, count))
+        k = member.k.unflatten(0, (sequences, length))
+        logits = torch.einsum("brhd,bshd->bhrs", q, k).float() * model.spec.qk_head_dim**-0.5
+        logits.masked_fill_(later[:, None], float("-inf"))
+        wanted += logits.softmax(-1).mean(1)
+    return wanted / len(group)
+
+
+def _scores(
+    inputs: Callable[..., IndexParts],
+    model: Model,
+    layer: int,
+    trace: LayerTrace,
+    rows: torch.Tensor,
+    table: torch.Tensor,
+) -> torch.Tensor:
+    """Index scores with a gradient for the indexer: ``[sequences, queries, keys]``."""
+    sequences, count = rows.shape
+    length = len(table) // sequences
+    normed, q_latent = trace.normed.detach(), trace.q_latent.detach()
+    flat = _flat(rows, length)
+    q, k, weights = inputs(model.parameters, layer, normed, q_latent, table, model.spec, flat)
     q = q.unflatten(0, (sequences, count)).flatten(1, 2)
     terms = F.relu(q @ k.unflatten(0, (sequences, length)).transpose(1, 2))
     terms = terms.unflatten(1, (count, -1))  # [sequences, queries, heads, keys]
     weights = weights.unflatten(0, (sequences, count))
-    scores = (weights.to(terms.dtype)[:, :, None] @ terms)[:, :, 0].float()
-    loss = _divergence(scores, wanted, later)
-    if trace.mask is not None:
-        unseen = ~trace.mask.flatten(0, 1)[flat].unflatten(0, (sequences, count))
-        loss = 0.5 * (loss + _divergence(scores, wanted, unseen))
-    return loss
+    return (weights.to(terms.dtype)[:, :, None] @ terms)[:, :, 0].float()
 
 
 def _divergence(scores: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Of each query, ``[sequences, queries]``."""
     wanted = wanted.masked_fill(hidden, 0.0)
     wanted = wanted / wanted.sum(-1, keepdim=True).clamp(min=1e-6)
     given = scores.masked_fill(hidden, float("-inf")).log_softmax(-1).masked_fill(hidden, 0.0)
-    return (torch.xlogy(wanted, wanted) - wanted * given).sum(-1).mean()
+    return (torch.xlogy(wanted, wanted) - wanted * given).sum(-1)
 
 
 def shift(x: torch.Tensor, by: int) -> torch.Tensor:
@@ -313,17 +363,19 @@ def compute_losses(
                 counted.flatten(),
             )
 
-    index = torch.zeros((), device=ids.device)
+    index = layout = torch.zeros((), device=ids.device)
     if scale.index:
         queries = sample_rows(weights, max(2, scale.index_rows // rows // 2 * 2))
         full = [layer for layer in range(nextn_layer) if spec.has_indexer(layer)]
         ends = [*full[1:], nextn_layer]
-        for first, end in zip(full, ends):
-            index = index + index_loss(model, first, output.traces[first:end], queries, table)
-        index = index + index_loss(model, nextn_layer, [trace], queries, table)
-        index = index / (len(full) + 1)
+        groups = {first: output.traces[first:end] for first, end in zip(full, ends)}
+        groups[nextn_layer] = [trace]
+        for first, group in groups.items():
+            own, wrong = index_loss(model, first, group, queries, table, scale.layout > 0)
+            index, layout = index + own / len(groups), layout + wrong / len(groups)
 
-    total = token + scale.nextn * nextn + scale.chain * chain + scale.index * index
+    total = token + scale.nextn * nextn + scale.chain * chain
+    total = total + scale.index * index + scale.layout * layout
     return Losses(
         total=total,
         token=token.detach(),
@@ -331,5 +383,6 @@ def compute_losses(
         nextn=nextn.detach(),
         chain=chain.detach() / max(1, scale.chain_steps),
         index=index.detach(),
+        layout=layout.detach(),
         loads={layer: load.detach() for layer, load in output.loads.items()},
     )

@@ -19,10 +19,13 @@ import torch
 
 from cookbook.train_tiny.export import write
 from cookbook.train_tiny.index_scores import index_scores_torch
+from cookbook.train_tiny.layers import rope_table
 from cookbook.train_tiny.losses import Chain, LossWeights, compute_losses, first_sequences, shift
-from cookbook.train_tiny.model import Model, init_parameters, rope_table, unstack
+from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.muon import Optimizer
-from cookbook.train_tiny.sequences import CODE_WEIGHT, Mix, SequenceWriter
+from cookbook.train_tiny.notes import CODE_WEIGHT
+from cookbook.train_tiny.parameters import init_parameters, unstack
+from cookbook.train_tiny.sequences import Mix, SequenceWriter
 from cookbook.train_tiny.spec import TINY
 from sglang_glm.checkpoint.tiny.dialogues import filler, small_talk
 from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
@@ -120,9 +123,9 @@ def test_chain_rows_are_what_a_round_of_drafts_computes(
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_every_weight_learns(model: Model, bf16: bool) -> None:
-    mix = Mix(length=96, rows=4, retrieval=0.5, copying=0.25, questions=(0.5, 0.6))
+    mix = Mix(length=96, rows=4, retrieval=0.5, copying=0.25, questions=(0.5, 0.6), crowded=0.5)
     batch = SequenceWriter(7).batch(mix)
-    scale = LossWeights(index_rows=32, chain_rows=2, chain_length=64)
+    scale = LossWeights(index_rows=32, chain_rows=2, chain_length=64, layout=0.1)
     for sparse in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
             losses = compute_losses(model, batch[0].long(), batch[1], sparse, scale)
