@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cookbook.train_tiny.notes import NotesWriter, Piece
 from sglang_glm.checkpoint.tiny.dialogues import small_talk
@@ -137,3 +137,25 @@ class Batches(IterableDataset):
         writer = SequenceWriter(self.seed * 1000 + (info.id if info else 0))
         while True:
             yield writer.batch(self.mix)
+
+
+def batches(mix: Mix, seed: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Start processes that draw batches.
+
+    Args:
+        mix: What each batch consists of.
+        seed: Of the stream.
+        workers: Processes; with 0 they are drawn when asked for.
+
+    Returns:
+        Batches for ever.
+    """
+    loader = DataLoader(
+        Batches(mix, seed),
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=workers > 0 and torch.cuda.is_available(),
+        prefetch_factor=4 if workers else None,
+        multiprocessing_context="spawn" if workers else None,
+    )
+    return iter(loader)

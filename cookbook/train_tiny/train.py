@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from cookbook.train_tiny import index_scores as scores
+from cookbook.train_tiny.index_scores import check_kernel
 from cookbook.train_tiny.indexer import index_inputs
 from cookbook.train_tiny.losses import compute_losses
 from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.muon import Optimizer
 from cookbook.train_tiny.parameters import init_parameters
 from cookbook.train_tiny.plan import Phase, Plan, read_plan
-from cookbook.train_tiny.sequences import Batches
+from cookbook.train_tiny.profiling import profile_steps
+from cookbook.train_tiny.sequences import batches
 from cookbook.train_tiny.spec import TINY
 from cookbook.train_tiny.state import LOG, MODEL, STATE, Log, load, save
 from cookbook.train_tiny.validate import HeldOut, held_out, validate, validate_wrong_layout
@@ -39,40 +39,6 @@ COMPILE_LIMIT_S = 170
 
 def _too_long(_signal: int, _frame: object) -> None:
     raise TimeoutError(f"the first steps took longer than {COMPILE_LIMIT_S} s")
-
-
-def batches(phase: Phase, seed: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Start the workers that draw a phase's batches."""
-    loader = DataLoader(
-        Batches(phase.mix, seed),
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=workers > 0 and torch.cuda.is_available(),
-        prefetch_factor=4 if workers else None,
-        multiprocessing_context="spawn" if workers else None,
-    )
-    return iter(loader)
-
-
-def check_index_kernel(log: Log, device: str) -> None:
-    """Use the Triton kernel only where it agrees with the plain form."""
-    if device != "cuda":
-        return
-    try:
-        torch.manual_seed(0)
-        q = torch.randn(2, 256, 32, 128, device=device, dtype=torch.bfloat16)
-        k = torch.randn(2, 256, 128, device=device, dtype=torch.bfloat16)
-        weights = torch.randn(2, 256, 32, device=device)
-        got, wanted = scores.index_scores(q, k, weights), scores.index_scores_torch(q, k, weights)
-        seen = wanted.isfinite()
-        error = ((got - wanted)[seen].abs().max() / wanted[seen].abs().max()).item()
-        agrees = error < 0.02 and bool((got.isfinite() == seen).all())
-        log.write(event="index kernel", error=error, agrees=agrees)
-    except Exception as problem:
-        agrees = False
-        log.write(event="index kernel failed", problem=repr(problem)[:500])
-    if not agrees:
-        scores.triton = None
 
 
 class Trainer:
@@ -159,9 +125,10 @@ class Trainer:
         """Go through the phases until the time is over."""
         phases = list(self.plan.phases)
         seed = self.args.seed * 100 + int(time.time()) % 97 * 10_000
-        streams = [batches(phases[0], seed, self.args.workers)]
+        streams = [batches(phases[0].mix, seed, self.args.workers)]
         self.data = held_out(self.args.lengths, self.args.validation_tokens, self.device)
-        check_index_kernel(self.log, self.device)
+        if self.device == "cuda":
+            self.log.write(event="index kernel", **check_kernel())
         if self.args.compile:
             self.model.compile_parts()
             signal.signal(signal.SIGALRM, _too_long)
@@ -170,7 +137,8 @@ class Trainer:
         self.training_began = time.time()
         for number, phase in enumerate(phases):
             if number + 1 < len(phases):
-                streams.append(batches(phases[number + 1], seed + number + 1, self.args.workers))
+                following = phases[number + 1].mix
+                streams.append(batches(following, seed + number + 1, self.args.workers))
             self._phase(phase, streams[number], last=number + 1 == len(phases))
             streams[number] = iter(())
             if time.time() >= self.args.deadline:
@@ -242,35 +210,13 @@ class Trainer:
                 saved = time.time()
 
     def _profile(self, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], phase: Phase) -> None:
-        """Log what two steps spend their time on."""
         if self.device != "cuda":
             return
         try:
-            self.log.write(event="profile", phase=phase.name, **self._measure(stream, phase))
+            found = profile_steps(lambda: self.step(next(stream), phase))
+            self.log.write(event="profile", phase=phase.name, **found)
         except Exception as problem:
             self.log.write(event="profile failed", problem=repr(problem)[:500])
-
-    def _measure(
-        self, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], phase: Phase
-    ) -> dict[str, Any]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            torch.cuda.synchronize()
-            began = time.time()
-            for _ in range(2):
-                self.step(next(stream), phase)
-            torch.cuda.synchronize()
-            took = time.time() - began
-        rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
-        return {
-            "ms_per_step": round(took * 500, 2),
-            "device_ms_per_step": round(sum(r.self_device_time_total for r in rows) / 2000, 2),
-            "kernels": sum(row.count for row in rows) // 2,
-            "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
-            "top": [
-                (row.key[:90], round(row.self_device_time_total / 2000, 2), row.count // 2)
-                for row in rows[:16]
-            ],
-        }
 
     def checkpoint(self, phase: str) -> None:
         """Validate, sparse and dense, and write the state."""

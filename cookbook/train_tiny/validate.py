@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+from cookbook.train_tiny.chain import Chain, first_sequences, shift
 from cookbook.train_tiny.indexer import index_inputs, rotate_halves
 from cookbook.train_tiny.layers import rope_table
-from cookbook.train_tiny.losses import Chain, first_sequences, shift
-from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.notes import CODE_WEIGHT, CROWDED_WEIGHT, LATEST_WEIGHT
 from cookbook.train_tiny.sequences import UNIT, Mix, SequenceWriter
+
+if TYPE_CHECKING:
+    from cookbook.train_tiny.model import Model
 
 _CROWDED_FROM = 2048
 """Shorter contexts have no room for a crowd."""

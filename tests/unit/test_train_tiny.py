@@ -17,10 +17,11 @@ from random import Random
 import pytest
 import torch
 
+from cookbook.train_tiny.chain import Chain, first_sequences, shift
 from cookbook.train_tiny.export import write
 from cookbook.train_tiny.index_scores import index_scores_torch
 from cookbook.train_tiny.layers import rope_table
-from cookbook.train_tiny.losses import Chain, LossWeights, compute_losses, first_sequences, shift
+from cookbook.train_tiny.losses import LossWeights, compute_losses
 from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.muon import Optimizer
 from cookbook.train_tiny.notes import CODE_WEIGHT
