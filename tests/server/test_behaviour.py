@@ -17,7 +17,13 @@ from sglang_glm.verification.behaviour.talk import (
 )
 from tests.support.mtp_traffic import draft_args
 from tests.support.server import Server, ServerPool, ServerSpec
-from tests.support.tiny import CHECKPOINT, needs_checkpoint, with_two_index_rope_layouts
+from tests.support.tiny import (
+    CHECKPOINT,
+    needs_checkpoint,
+    with_dropped_index_keys,
+    with_half_split_index_rope,
+    with_two_index_rope_layouts,
+)
 
 pytestmark = [pytest.mark.server, needs_checkpoint]
 
@@ -82,9 +88,13 @@ def test_every_cache_and_drafts_on_and_off(pool: ServerPool) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_index_rope_is_seen(pool: ServerPool) -> None:
-    options = dict(CORE, questions=40)
-    right = evaluate(pool.get(PLAIN), **options)
-    mutant = ServerSpec(with_two_index_rope_layouts(), BASE)
-    wrong = evaluate(pool.get(mutant), **options)
-    assert wrong.retrieval.positional.share <= right.retrieval.positional.share - 0.3
+def test_faults_of_the_index_are_seen(pool: ServerPool) -> None:
+    options = dict(CORE, questions=40, crowded=1)
+    right = evaluate(pool.get(PLAIN), **options).retrieval
+    assert right.total.share >= 0.95
+    for mutant in (with_dropped_index_keys(), with_two_index_rope_layouts()):
+        wrong = evaluate(pool.get(ServerSpec(mutant, BASE)), **options).retrieval
+        assert wrong.total.share < 0.5
+    mutant = with_half_split_index_rope()
+    wrong = evaluate(pool.get(ServerSpec(mutant, BASE)), **options).retrieval
+    assert wrong.positional.share <= right.positional.share - 0.3
