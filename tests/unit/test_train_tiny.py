@@ -5,6 +5,9 @@
 | logits, dense and sparse | RoPE layout, norms, router, scaling, shared selections |
 | drafts of a chain | the order of rows, hidden states and tokens in MTP training |
 | index scores | the Triton kernel's formula against the plain one |
+| rounded keys | another rounding than the index cache's |
+| crowded documents | a question whose answer is not what was stated last |
+| layout loss | one that is not there, or not bounded |
 | words | a word of the vocabulary that is not one token |
 """
 
@@ -16,15 +19,18 @@ from random import Random
 
 import pytest
 import torch
+from glm_kernels.cache.index_pages_ref import quantize_index_k_ref
 
 from cookbook.train_tiny.chain import Chain, first_sequences, shift
 from cookbook.train_tiny.export import write
+from cookbook.train_tiny.index_loss import LAYOUT_MARGIN
 from cookbook.train_tiny.index_scores import index_scores_torch
+from cookbook.train_tiny.indexer import round_e4m3
 from cookbook.train_tiny.layers import rope_table
 from cookbook.train_tiny.losses import LossWeights, compute_losses
 from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.muon import Optimizer
-from cookbook.train_tiny.notes import CODE_WEIGHT
+from cookbook.train_tiny.notes import CODE_WEIGHT, CROWDED_WEIGHT
 from cookbook.train_tiny.parameters import init_parameters, unstack
 from cookbook.train_tiny.sequences import Mix, SequenceWriter
 from cookbook.train_tiny.spec import TINY
@@ -152,6 +158,46 @@ def test_index_scores_follow_the_definition() -> None:
                 float(weights[0, t, h]) * max(0.0, float(q[0, t, h] @ k[0, s])) for h in range(2)
             )
             assert got[t, s] == (pytest.approx(wanted, abs=1e-5) if s <= t else float("-inf"))
+
+
+def test_keys_are_rounded_as_the_cache_stores_them() -> None:
+    generator = torch.Generator().manual_seed(10)
+    x = torch.randn(50, 128, generator=generator) * torch.rand(50, 1, generator=generator) * 1e3
+    x.requires_grad_()
+    codes, scale = quantize_index_k_ref(x.detach())
+    rounded = round_e4m3(x)
+    assert torch.equal(rounded.detach(), codes.float() * scale[:, None])
+    rounded.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_crowded_documents_ask_for_what_was_stated_last() -> None:
+    writer = SequenceWriter(11)
+    crowded = 0
+    for _ in range(5):
+        ids, weights = writer.crowd(4096)
+        assert len(ids) == len(weights) == 4096
+        for i, weight in enumerate(weights[:-1]):
+            if weight < CODE_WEIGHT or weights[i - 1] >= CODE_WEIGHT:
+                continue
+            before = writer.tokenizer.decode(ids[: i - 6])
+            name = writer.tokenizer.decode(ids[i - 3 : i])
+            _, _, said = before.rpartition(f"The code of{name}")
+            assert said.startswith(writer.tokenizer.decode(ids[i : i + 2]) + ".")
+            if weight == CROWDED_WEIGHT:
+                crowded += 1
+                assert before.count(f"The code of{name}") >= TINY.index_topk
+    assert crowded > 5
+
+
+def test_the_layout_loss_is_zero_only_if_the_other_layout_is_far_off(model: Model) -> None:
+    mix = Mix(length=96, rows=4, retrieval=1.0, copying=0.0, questions=(0.5, 0.6))
+    ids, weights = (part for part in SequenceWriter(12).batch(mix))
+    scale = LossWeights(index_rows=32, chain_steps=0, layout=0.5)
+    losses = compute_losses(model, ids.long(), weights, False, scale)
+    assert 0.0 < losses.layout < 2 * LAYOUT_MARGIN
+    plain = compute_losses(model, ids.long(), weights, False, LossWeights(chain_steps=0))
+    assert plain.layout == 0.0
 
 
 def test_every_word_is_one_token() -> None:
