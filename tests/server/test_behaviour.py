@@ -32,6 +32,9 @@ BASE = ("--max-total-tokens", str(POOL_TOKENS), "--chunked-prefill-size", "1024"
 SERVER = ServerSpec(str(CHECKPOINT), (*BASE, *draft_args(5)))
 PLAIN = ServerSpec(str(CHECKPOINT), BASE)
 FP8 = ServerSpec(str(CHECKPOINT), (*SERVER.args, "--kv-cache-dtype", "fp8_e4m3"))
+HOST_TIER = ServerSpec(
+    str(CHECKPOINT), (*SERVER.args, "--enable-hierarchical-cache", "--hicache-ratio", "2")
+)
 
 CORE = {
     "lengths": [2048],
@@ -57,17 +60,34 @@ def test_core(server: Server) -> None:
     assert report.cold.right_replies > 0.7
 
 
+def evict(client: Client) -> None:
+    """Send prompts that need every page of the device."""
+    for number in range(POOL_TOKENS // 1500 + 1):
+        client.generate([[7 + number] * 1500], 1)
+
+
 def test_drafts_after_eviction(server: Server) -> None:
-    """Enough other prompts to push every page of the first ones out, which then come anew."""
+    """The prompts' pages are gone and come anew."""
     client = Client(server.url)
     conversations = write_conversations(8, 5)
     cold = measure_drafts(client, conversations)
-    others = [[7 + number] * 1500 for number in range(POOL_TOKENS // 1500 + 1)]
-    for other in others:
-        client.generate([other], 1)
+    evict(client)
     again = measure_drafts(client, conversations)
     assert again.cached_tokens == 0
     assert again.accept_length >= 0.95 * cold.accept_length
+
+
+@pytest.mark.slow
+def test_drafts_after_reload(pool: ServerPool) -> None:
+    """The prompts' pages come back from the host."""
+    client = Client(pool.get(HOST_TIER).url)
+    conversations = write_conversations(8, 5)
+    cold = measure_drafts(client, conversations)
+    evict(client)
+    again = measure_drafts(client, conversations)
+    assert again.cached_tokens > 0
+    assert again.accept_length >= 0.95 * cold.accept_length
+    assert again.right_replies == cold.right_replies
 
 
 @pytest.mark.slow
