@@ -1,23 +1,14 @@
-"""How far the indexers are from the attention that uses them, and from a wrong layout."""
+"""How far the indexers are from the attention that uses what they select."""
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
-from cookbook.train_tiny.indexer import index_inputs, rotate_halves
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cookbook.train_tiny.indexer import IndexParts
     from cookbook.train_tiny.model import LayerTrace, Model
-
-LAYOUT_MARGIN = 4.0
-"""Nats by which a server with another RoPE layout shall be further from the attention."""
 
 
 def sample_rows(weights: torch.Tensor, count: int) -> torch.Tensor:
@@ -37,47 +28,33 @@ def sample_rows(weights: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def index_loss(
-    model: Model,
-    layer: int,
-    group: list[LayerTrace],
-    rows: torch.Tensor,
-    table: torch.Tensor,
-    layout: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    model: Model, layer: int, group: list[LayerTrace], rows: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
     """Divergence of an indexer from the attention of the layers that use it.
 
     Args:
         model: The model.
         layer: The indexer's layer.
         group: Its trace, then those of the shared layers after it.
-        rows: ``[sequences, queries]``, positions; the second half of each are among answers.
+        rows: ``[sequences, queries]``, positions.
         table: From ``rope_table``.
-        layout: Whether the second scalar is wanted, else it is zero.
 
     Returns:
-        Two scalars. Cross-entropy less the attention's entropy, averaged; over the whole context,
-        and where a selection was used also over that. And by how much the divergence of a server
-        that turns half-split pairs, at queries among answers, is short of ``LAYOUT_MARGIN`` more
-        than the right one's.
+        Cross-entropy less the attention's entropy, averaged; over the whole context, and where a
+        selection was used also over that.
     """
     sequences, count = rows.shape
     length = len(table) // sequences
     later = torch.arange(length, device=rows.device) > rows[..., None]  # [sequences, queries, keys]
-    wanted = _attention(model, group, rows, later)
-    scores = _scores(model.index_inputs, model, layer, group[0], rows, table)
-    divergence = _divergence(scores, wanted, later)
-    loss = divergence.mean()
+    wanted = attention(model, group, rows, later)
+    normed, q_latent = group[0].normed.detach(), group[0].q_latent.detach()
+    scores = scores_of(model, layer, normed, q_latent, rows, table)
+    loss = divergence(scores, wanted, later).mean()
     mask = group[0].mask
     if mask is not None:
         unseen = ~mask.flatten(0, 1)[_flat(rows, length)].unflatten(0, (sequences, count))
-        loss = 0.5 * (loss + _divergence(scores, wanted, unseen).mean())
-    if not layout:
-        return loss, loss.new_zeros(())
-    answers = slice(count // 2, None)
-    halves = functools.partial(index_inputs, turn=rotate_halves)
-    scores = _scores(halves, model, layer, group[0], rows[:, answers], table)
-    wrong = _divergence(scores, wanted[:, answers], later[:, answers])
-    return loss, F.relu(divergence[:, answers].detach() + LAYOUT_MARGIN - wrong).mean()
+        loss = 0.5 * (loss + divergence(scores, wanted, unseen).mean())
+    return loss
 
 
 def _flat(rows: torch.Tensor, length: int) -> torch.Tensor:
@@ -86,10 +63,20 @@ def _flat(rows: torch.Tensor, length: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _attention(
+def attention(
     model: Model, group: list[LayerTrace], rows: torch.Tensor, later: torch.Tensor
 ) -> torch.Tensor:
-    """What the group's heads attend to on average: ``[sequences, queries, keys]``."""
+    """What the heads of some layers attend to, averaged.
+
+    Args:
+        model: The model.
+        group: The layers' traces.
+        rows: ``[sequences, queries]``, positions.
+        later: ``[sequences, queries, length]``, bool, positions after each.
+
+    Returns:
+        ``[sequences, queries, length]``, FP32; each query's sum is 1.
+    """
     sequences, count, length = later.shape
     flat = _flat(rows, length)
     wanted = torch.zeros(later.shape, device=rows.device)
@@ -102,20 +89,32 @@ def _attention(
     return wanted / len(group)
 
 
-def _scores(
-    inputs: Callable[..., IndexParts],
+def scores_of(
     model: Model,
     layer: int,
-    trace: LayerTrace,
+    normed: torch.Tensor,
+    q_latent: torch.Tensor,
     rows: torch.Tensor,
     table: torch.Tensor,
 ) -> torch.Tensor:
-    """Index scores with a gradient for the indexer: ``[sequences, queries, keys]``."""
+    """Index scores of some queries, with a gradient.
+
+    Args:
+        model: The model.
+        layer: The indexer's layer.
+        normed: ``[tokens, hidden]``, its input.
+        q_latent: ``[tokens, q_lora_rank]``.
+        rows: ``[sequences, queries]``, positions.
+        table: From ``rope_table``.
+
+    Returns:
+        ``[sequences, queries, length]``, FP32; later positions are not masked.
+    """
     sequences, count = rows.shape
     length = len(table) // sequences
-    normed, q_latent = trace.normed.detach(), trace.q_latent.detach()
-    flat = _flat(rows, length)
-    q, k, weights = inputs(model.parameters, layer, normed, q_latent, table, model.spec, flat)
+    q, k, weights = model.index_inputs(
+        model.parameters, layer, normed, q_latent, table, model.spec, _flat(rows, length)
+    )
     q = q.unflatten(0, (sequences, count)).flatten(1, 2)
     terms = F.relu(q @ k.unflatten(0, (sequences, length)).transpose(1, 2))
     terms = terms.unflatten(1, (count, -1))  # [sequences, queries, heads, keys]
@@ -123,8 +122,17 @@ def _scores(
     return (weights.to(terms.dtype)[:, :, None] @ terms)[:, :, 0].float()
 
 
-def _divergence(scores: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Of each query, ``[sequences, queries]``."""
+def divergence(scores: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Kullback-Leibler divergence of softmaxed scores from the attention, where it is visible.
+
+    Args:
+        scores: ``[sequences, queries, length]``, FP32.
+        wanted: The same shape; renormalized over what is visible.
+        hidden: The same shape, bool.
+
+    Returns:
+        ``[sequences, queries]``.
+    """
     wanted = wanted.masked_fill(hidden, 0.0)
     wanted = wanted / wanted.sum(-1, keepdim=True).clamp(min=1e-6)
     given = scores.masked_fill(hidden, float("-inf")).log_softmax(-1).masked_fill(hidden, 0.0)

@@ -27,7 +27,6 @@ class LossWeights:
         nextn: Of the MTP layer's first step.
         chain: Of each deeper step.
         index: Of the indexers' divergence; it reaches their own weights only.
-        layout: Of what makes the indexers depend on the layout of RoPE, see ``index_loss``.
         index_rows: Queries a batch that the divergence is measured on.
         chain_steps: Deeper steps.
         chain_rows: Sequences that the chain runs on.
@@ -39,7 +38,6 @@ class LossWeights:
     nextn: float = 0.3
     chain: float = 0.15
     index: float = 1.0
-    layout: float = 0.0
     index_rows: int = 2048
     chain_steps: int = 4
     chain_rows: int = 16
@@ -73,7 +71,6 @@ class Losses:
     nextn: torch.Tensor
     chain: torch.Tensor
     index: torch.Tensor
-    layout: torch.Tensor
     loads: dict[int, torch.Tensor]
 
 
@@ -157,7 +154,7 @@ def compute_losses(
                 counted.flatten(),
             )
 
-    index = layout = torch.zeros((), device=ids.device)
+    index = torch.zeros((), device=ids.device)
     if scale.index:
         queries = sample_rows(weights, max(2, scale.index_rows // rows // 2 * 2))
         full = [layer for layer in range(nextn_layer) if spec.has_indexer(layer)]
@@ -165,11 +162,9 @@ def compute_losses(
         groups = {first: output.traces[first:end] for first, end in zip(full, ends)}
         groups[nextn_layer] = [trace]
         for first, group in groups.items():
-            own, wrong = index_loss(model, first, group, queries, table, scale.layout > 0)
-            index, layout = index + own / len(groups), layout + wrong / len(groups)
+            index = index + index_loss(model, first, group, queries, table) / len(groups)
 
-    total = token + scale.nextn * nextn + scale.chain * chain
-    total = total + scale.index * index + scale.layout * layout
+    total = token + scale.nextn * nextn + scale.chain * chain + scale.index * index
     return Losses(
         total=total,
         token=token.detach(),
@@ -177,6 +172,5 @@ def compute_losses(
         nextn=nextn.detach(),
         chain=chain.detach() / max(1, scale.chain_steps),
         index=index.detach(),
-        layout=layout.detach(),
         loads={layer: load.detach() for layer, load in output.loads.items()},
     )

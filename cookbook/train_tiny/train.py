@@ -117,7 +117,6 @@ class Trainer:
             "nextn": losses.nextn,
             "chain": losses.chain,
             "index": losses.index,
-            "layout": losses.layout,
             "factor": factor,
         }
 

@@ -7,7 +7,6 @@
 | index scores | the Triton kernel's formula against the plain one |
 | rounded keys | another rounding than the index cache's |
 | crowded documents | a question whose answer is not what was stated last |
-| layout loss | one that is not there, or not bounded |
 | words | a word of the vocabulary that is not one token |
 """
 
@@ -23,7 +22,6 @@ from glm_kernels.cache.index_pages_ref import quantize_index_k_ref
 
 from cookbook.train_tiny.chain import Chain, first_sequences, shift
 from cookbook.train_tiny.export import write
-from cookbook.train_tiny.index_loss import LAYOUT_MARGIN
 from cookbook.train_tiny.index_scores import index_scores_torch
 from cookbook.train_tiny.indexer import round_e4m3
 from cookbook.train_tiny.layers import rope_table
@@ -132,7 +130,7 @@ def test_chain_rows_are_what_a_round_of_drafts_computes(
 def test_every_weight_learns(model: Model, bf16: bool) -> None:
     mix = Mix(length=96, rows=4, retrieval=0.5, copying=0.25, questions=(0.5, 0.6), crowded=0.5)
     batch = SequenceWriter(7).batch(mix)
-    scale = LossWeights(index_rows=32, chain_rows=2, chain_length=64, layout=0.1)
+    scale = LossWeights(index_rows=32, chain_rows=2, chain_length=64)
     for sparse in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False):
             losses = compute_losses(model, batch[0].long(), batch[1], sparse, scale)
@@ -188,16 +186,6 @@ def test_crowded_documents_ask_for_what_was_stated_last() -> None:
                 crowded += 1
                 assert before.count(f"The code of{name}") >= TINY.index_topk
     assert crowded > 5
-
-
-def test_the_layout_loss_is_zero_only_if_the_other_layout_is_far_off(model: Model) -> None:
-    mix = Mix(length=96, rows=4, retrieval=1.0, copying=0.0, questions=(0.5, 0.6))
-    ids, weights = (part for part in SequenceWriter(12).batch(mix))
-    scale = LossWeights(index_rows=32, chain_steps=0, layout=0.5)
-    losses = compute_losses(model, ids.long(), weights, False, scale)
-    assert 0.0 < losses.layout < 2 * LAYOUT_MARGIN
-    plain = compute_losses(model, ids.long(), weights, False, LossWeights(chain_steps=0))
-    assert plain.layout == 0.0
 
 
 def test_every_word_is_one_token() -> None:
