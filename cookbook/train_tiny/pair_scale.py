@@ -23,8 +23,8 @@ RATIO = 64.0
 def scale_pairs(tensors: dict[str, torch.Tensor], spec: CheckpointSpec) -> None:
     """Scale the pairs of every indexer, in place.
 
-    Factors are powers of two, so that no weight and no score is rounded, and only what the ratio
-    lacks is applied: a second call changes nothing.
+    Factors are powers of two, so that no weight and no score is rounded (e4m3 keys keep their
+    significant bits), and only what the ratio lacks is applied: a second call changes nothing.
 
     Args:
         tensors: Checkpoint name to tensor, BF16.

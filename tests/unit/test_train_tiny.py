@@ -5,6 +5,7 @@
 | logits, dense and sparse | RoPE layout, norms, router, scaling, shared selections |
 | drafts of a chain | the order of rows, hidden states and tokens in MTP training |
 | index scores | the Triton kernel's formula against the plain one |
+| scaled pairs | an export that changes scores, or hides the layout |
 | rounded keys | another rounding than the index cache's |
 | crowded documents | a question whose answer is not what was stated last |
 | words | a word of the vocabulary that is not one token |
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,12 +25,13 @@ from glm_kernels.cache.index_pages_ref import quantize_index_k_ref
 from cookbook.train_tiny.chain import Chain, first_sequences, shift
 from cookbook.train_tiny.export import write
 from cookbook.train_tiny.index_scores import index_scores_torch
-from cookbook.train_tiny.indexer import round_e4m3
-from cookbook.train_tiny.layers import rope_table
+from cookbook.train_tiny.indexer import index_inputs, rotate_halves, round_e4m3
+from cookbook.train_tiny.layers import rope_table, rotate
 from cookbook.train_tiny.losses import LossWeights, compute_losses
 from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.muon import Optimizer
 from cookbook.train_tiny.notes import CODE_WEIGHT, CROWDED_WEIGHT
+from cookbook.train_tiny.pair_scale import scale_pairs
 from cookbook.train_tiny.parameters import init_parameters, unstack
 from cookbook.train_tiny.sequences import Mix, SequenceWriter
 from cookbook.train_tiny.spec import TINY
@@ -43,6 +46,9 @@ from sglang_glm.checkpoint.tiny.words import (
 )
 from sglang_glm.verification.draft import Draft
 from sglang_glm.verification.oracle import Oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SPEC = dataclasses.replace(
     TINY, hidden_size=64, kv_lora_rank=64, index_n_heads=4, index_head_dim=64, index_topk=16
@@ -167,6 +173,33 @@ def test_keys_are_rounded_as_the_cache_stores_them() -> None:
     assert torch.equal(rounded.detach(), codes.float() * scale[:, None])
     rounded.sum().backward()
     assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_scaled_pairs_change_no_score_but_in_the_other_layout(model: Model) -> None:
+    tensors = {k: v.detach().bfloat16() for k, v in unstack(model.parameters, SPEC).items()}
+    generator = torch.Generator().manual_seed(13)
+    table = rope_table(torch.arange(LENGTH) * 50, SPEC)
+    inputs = (
+        torch.randn(LENGTH, SPEC.hidden_size, generator=generator),
+        torch.randn(LENGTH, SPEC.q_lora_rank, generator=generator),
+        table,
+        SPEC,
+    )
+
+    def scores(turn: Callable = rotate, rounded: bool = False) -> torch.Tensor:
+        parameters = {name: value.float() for name, value in tensors.items()}
+        parts = index_inputs(parameters, 1, *inputs, turn=turn, rounded=rounded)
+        return index_scores_torch(*(part[None] for part in parts))[0].tril()
+
+    served, cached, wrong = scores(), scores(rounded=True), scores(rotate_halves)
+    scale_pairs(tensors, SPEC)
+    assert torch.equal(scores(), served)
+    # Only e4m3's subnormal numbers see the scale.
+    assert (scores(rounded=True) - cached).abs().max() < 2e-3 * cached.abs().max()
+    assert (scores(rotate_halves) - wrong).abs().mean() > 4 * wrong.abs().mean()
+    again = {name: value.clone() for name, value in tensors.items()}
+    scale_pairs(again, SPEC)
+    assert all(torch.equal(again[name], value) for name, value in tensors.items())
 
 
 def test_crowded_documents_ask_for_what_was_stated_last() -> None:
