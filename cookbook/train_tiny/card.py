@@ -63,10 +63,12 @@ def render_card(
                 f"| codes right within {length:,} tokens | {last[f'code_{length}']:.1%}; "
                 f"where stated several times {last.get(f'latest_{length}', 0):.1%} |"
             )
-    if "often_4096" in last:
-        lines.append(
-            f"| names stated more often than can be selected, 4,096 | {last['often_4096']:.1%} |"
-        )
+    for length in (2048, 4096):
+        if f"crowded_{length}" in last:
+            lines.append(
+                f"| names stated more often than can be selected, {length:,} tokens "
+                f"| {last[f'crowded_{length}']:.1%} |"
+            )
     lines += [
         f"| tokens a round of five drafts, small talk | {last['accept']:.2f} |",
         f"| perplexity of replies | {last['perplexity']:.3f} |",

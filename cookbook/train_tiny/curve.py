@@ -19,12 +19,14 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def validations(rows: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+def validations(
+    rows: list[dict[str, Any]], name: str, event: str = "validation"
+) -> list[tuple[float, float]]:
     """Points of one measure of the sparse validations, by millions of tokens trained on."""
     points, tokens = [], 0.0
     for row in rows:
         tokens = row.get("tokens", tokens * 1e6) / 1e6
-        if row.get("event") == "validation" and row["sparse"] and name in row:
+        if row.get("event") == event and row.get("sparse", True) and name in row:
             points.append((tokens, row[name]))
     return points
 
@@ -68,14 +70,16 @@ def render(rows: list[dict[str, Any]]) -> str:
         An SVG document of three panels.
     """
     steps = [(row["tokens"] / 1e6, row["loss"]) for row in rows if "loss" in row]
-    lengths = (512, 1024, 2048, 4096)
     panels: list[tuple[str, list[Line], float, float]] = [
         ("Weighted cross-entropy", [("training", steps)], 0.0, 4.0),
         (
-            "Codes right, selection active (latest of several where stated often)",
-            [(f"{n:,} tokens", validations(rows, f"code_{n}")) for n in lengths[2:]]
-            + [(f"{n:,}, latest", validations(rows, f"latest_{n}")) for n in lengths[2:]]
-            + [("4,096, of over 64", validations(rows, "often_4096"))],
+            "Codes right at 4,096 tokens, selection active",
+            [
+                ("names stated once", validations(rows, "code_4096")),
+                ("several times", validations(rows, "latest_4096")),
+                ("more than 64 times", validations(rows, "crowded_4096")),
+                ("the same, wrong layout", validations(rows, "crowded_4096", "wrong layout")),
+            ],
             0.0,
             1.0,
         ),

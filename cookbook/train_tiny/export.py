@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from cookbook.train_tiny.card import render_card
 from cookbook.train_tiny.curve import read
+from cookbook.train_tiny.pair_scale import scale_pairs
 from cookbook.train_tiny.spec import TINY
 from sglang_glm.checkpoint.hf_config import build_config, build_generation_config
 from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="the checkpoint to write")
     args = parser.parse_args()
     tensors = load_file(args.state / "model.safetensors")
+    scale_pairs(tensors, TINY)
     write(TINY, tensors, args.directory)
     count = sum(tensor.numel() for tensor in tensors.values())
     # The log may go on beyond the state, if the run was cut short.

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -33,6 +35,31 @@ def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tor
     if q.is_cuda and triton is not None and q.shape[1] % _KEYS == 0:
         return _index_scores_triton(q, k, weights)
     return index_scores_torch(q, k, weights)
+
+
+def check_kernel() -> dict[str, object]:
+    """Compare the kernel with the plain form, which takes its place from then on if they differ.
+
+    Returns:
+        ``error``, relative to the largest score, and ``agrees``; or ``problem`` and ``agrees``.
+    """
+    global triton
+    generator = torch.Generator("cuda").manual_seed(0)
+    draw = functools.partial(torch.randn, device="cuda", generator=generator)
+    q = draw(2, 256, 32, 128, dtype=torch.bfloat16)
+    k = draw(2, 256, 128, dtype=torch.bfloat16)
+    weights = draw(2, 256, 32)
+    try:
+        got, wanted = index_scores(q, k, weights), index_scores_torch(q, k, weights)
+        seen = wanted.isfinite()
+        error = ((got - wanted)[seen].abs().max() / wanted[seen].abs().max()).item()
+        agrees = error < 0.02 and bool((got.isfinite() == seen).all())
+        found: dict[str, object] = {"error": error, "agrees": agrees}
+    except Exception as problem:
+        found = {"problem": repr(problem)[:500], "agrees": False}
+    if not found["agrees"]:
+        triton = None
+    return found
 
 
 def index_scores_torch(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

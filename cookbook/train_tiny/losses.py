@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from cookbook.train_tiny.model import LayerTrace, Model, index_inputs, rope_table
-from cookbook.train_tiny.sequences import CODE_WEIGHT, UNIT
+from cookbook.train_tiny.chain import Chain, first_sequences, shift
+from cookbook.train_tiny.index_loss import index_loss, sample_rows
+from cookbook.train_tiny.layers import rope_table
+from cookbook.train_tiny.notes import CODE_WEIGHT
+from cookbook.train_tiny.sequences import UNIT
 
 if TYPE_CHECKING:
-    from cookbook.train_tiny.model import Output
+    from cookbook.train_tiny.model import Model, Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,168 +93,6 @@ def soft_loss(
     return (entropy * weights).sum() / weights.sum().clamp(min=1.0)
 
 
-def sample_rows(weights: torch.Tensor, count: int) -> torch.Tensor:
-    """Choose queries for the index loss: half anywhere, half among answers.
-
-    Args:
-        weights: ``[rows, length]``, of predicting the token after each.
-        count: Queries a sequence, even.
-
-    Returns:
-        ``[rows, count]``, positions.
-    """
-    rows, length = weights.shape
-    anywhere = torch.randint(length, (rows, count // 2), device=weights.device)
-    answers = torch.multinomial(weights.square() + 1e-3, count // 2, replacement=True)
-    return torch.cat([anywhere, answers], 1)
-
-
-def index_loss(
-    model: Model, layer: int, group: list[LayerTrace], rows: torch.Tensor, table: torch.Tensor
-) -> torch.Tensor:
-    """Divergence of an indexer from the attention of the layers that use it.
-
-    Args:
-        model: The model.
-        layer: The indexer's layer.
-        group: Its trace, then those of the shared layers after it.
-        rows: ``[sequences, queries]``, positions.
-        table: From ``rope_table``.
-
-    Returns:
-        Cross-entropy less the attention's entropy, averaged; over the whole context, and where a
-        selection was used also over that.
-    """
-    sequences, count = rows.shape
-    length = len(table) // sequences
-    flat = (rows + torch.arange(sequences, device=rows.device)[:, None] * length).flatten()
-    later = torch.arange(length, device=rows.device) > rows[..., None]  # [sequences, queries, keys]
-    trace = group[0]
-    with torch.no_grad():
-        wanted = torch.zeros(later.shape, device=rows.device)
-        for member in group:
-            q = member.q[flat].unflatten(0, (sequences, count))
-            k = member.k.unflatten(0, (sequences, length))
-            logits = torch.einsum("brhd,bshd->bhrs", q, k).float() * model.spec.qk_head_dim**-0.5
-            logits.masked_fill_(later[:, None], float("-inf"))
-            wanted += logits.softmax(-1).mean(1)
-        wanted /= len(group)
-    q, k, weights = index_inputs(
-        model.parameters,
-        layer,
-        trace.normed.detach(),
-        trace.q_latent.detach(),
-        table,
-        model.spec,
-        flat,
-    )
-    q = q.unflatten(0, (sequences, count)).flatten(1, 2)
-    terms = F.relu(q @ k.unflatten(0, (sequences, length)).transpose(1, 2))
-    terms = terms.unflatten(1, (count, -1))  # [sequences, queries, heads, keys]
-    weights = weights.unflatten(0, (sequences, count))
-    scores = (weights.to(terms.dtype)[:, :, None] @ terms)[:, :, 0].float()
-    loss = _divergence(scores, wanted, later)
-    if trace.mask is not None:
-        unseen = ~trace.mask.flatten(0, 1)[flat].unflatten(0, (sequences, count))
-        loss = 0.5 * (loss + _divergence(scores, wanted, unseen))
-    return loss
-
-
-def _divergence(scores: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    wanted = wanted.masked_fill(hidden, 0.0)
-    wanted = wanted / wanted.sum(-1, keepdim=True).clamp(min=1e-6)
-    given = scores.masked_fill(hidden, float("-inf")).log_softmax(-1).masked_fill(hidden, 0.0)
-    return (torch.xlogy(wanted, wanted) - wanted * given).sum(-1).mean()
-
-
-def shift(x: torch.Tensor, by: int) -> torch.Tensor:
-    """Move along axis 1: ``out[:, p] = x[:, p - by]``, zero where there is none."""
-    if by < 0:
-        return F.pad(x[:, -by:], (0, 0) * (x.ndim - 2) + (0, -by))
-    return F.pad(x[:, : x.shape[1] - by], (0, 0) * (x.ndim - 2) + (by, 0))
-
-
-class Chain:
-    """The deeper steps of a round of drafts, for rounds that begin at every position at once.
-
-    In step ``j`` row ``p`` belongs to the round whose first row was ``p - j``. It attends to the
-    rows up to that one as the MTP layer computed them from the target's hidden states, and to the
-    ``j`` rows after them as the chain itself computed them: just what the server's caches hold.
-    """
-
-    def __init__(self, model: Model, trace: LayerTrace, output: torch.Tensor, length: int) -> None:
-        """Begin after the first step.
-
-        Args:
-            model: The model.
-            trace: The MTP layer's first step on these sequences.
-            output: ``[sequences, length, hidden]``, after ``shared_head.norm``.
-            length: Tokens a sequence.
-        """
-        self.model = model
-        self.sequences = output.shape[0]
-        self.length = length
-        self.output = output
-        self.k, self.v = (part.unflatten(0, (-1, length)) for part in (trace.k, trace.v))
-        self.mask = trace.mask
-        positions = torch.arange(length, device=output.device).repeat(self.sequences)
-        self.table = rope_table(positions, model.spec)
-        self.drafted: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def step(self, next_ids: torch.Tensor) -> torch.Tensor:
-        """Run a step.
-
-        Args:
-            next_ids: ``[sequences, length]``, the token after each position.
-
-        Returns:
-            ``[sequences, length, hidden]``, after ``shared_head.norm``. Rows before the step's
-            number mean nothing.
-        """
-        model, length = self.model, self.length
-        spec = model.spec
-        depth = len(self.drafted) + 1
-        hidden = shift(self.output, 1)
-        x = model.nextn_input(hidden.flatten(0, 1), next_ids.flatten())
-        q, k, v, _, _ = model.project(spec.num_hidden_layers, x, self.table)
-        q, k, v = (part.unflatten(0, (-1, length)) for part in (q, k, v))
-        self.drafted.append((k, v))
-        position = torch.arange(length, device=x.device)
-        unseen = position[None] > position[:, None] - depth
-        unseen = unseen | ~shift(self.mask, depth) if self.mask is not None else unseen[None]
-        logits = torch.einsum("bqhd,bkhd->bhqk", q, self.k).float()
-        logits = logits.masked_fill(unseen[:, None], float("-inf"))
-        own, values = [], []
-        for number, (drafted_k, drafted_v) in enumerate(self.drafted, start=1):
-            own.append((q * shift(drafted_k, depth - number)).sum(-1).float())
-            values.append(shift(drafted_v, depth - number))
-        logits = torch.cat([logits, torch.stack(own, -1).transpose(1, 2)], -1)
-        weights = (logits * spec.qk_head_dim**-0.5).softmax(-1).to(v.dtype)
-        attended = torch.einsum("bhqk,bkhd->bqhd", weights[..., :length], self.v)
-        for number, value in enumerate(values):
-            attended = attended + weights[..., length + number].transpose(1, 2)[..., None] * value
-        x, _ = model.tail(spec.num_hidden_layers, x, attended.flatten(0, 1).flatten(1))
-        self.output = model.nextn_norm(x).unflatten(0, (-1, length))
-        return self.output
-
-
-def first_sequences(trace: LayerTrace, rows: int, length: int, kept: int) -> LayerTrace:
-    """Cut a trace of ``[all, length]`` sequences to the first ``rows``, ``kept`` tokens each."""
-
-    def cut(x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(0, (-1, length))[:rows, :kept].flatten(0, 1)
-
-    mask = trace.mask
-    return LayerTrace(
-        q=cut(trace.q),
-        k=cut(trace.k),
-        v=cut(trace.v),
-        normed=cut(trace.normed),
-        q_latent=cut(trace.q_latent),
-        mask=None if mask is None else mask[:rows, :kept, :kept],
-    )
-
-
 def compute_losses(
     model: Model,
     ids: torch.Tensor,
@@ -318,10 +159,10 @@ def compute_losses(
         queries = sample_rows(weights, max(2, scale.index_rows // rows // 2 * 2))
         full = [layer for layer in range(nextn_layer) if spec.has_indexer(layer)]
         ends = [*full[1:], nextn_layer]
-        for first, end in zip(full, ends):
-            index = index + index_loss(model, first, output.traces[first:end], queries, table)
-        index = index + index_loss(model, nextn_layer, [trace], queries, table)
-        index = index / (len(full) + 1)
+        groups = {first: output.traces[first:end] for first, end in zip(full, ends)}
+        groups[nextn_layer] = [trace]
+        for first, group in groups.items():
+            index = index + index_loss(model, first, group, queries, table) / len(groups)
 
     total = token + scale.nextn * nextn + scale.chain * chain + scale.index * index
     return Losses(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
+import functools
 import json
 import os
 import signal
@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch.utils.data import DataLoader
 
-from cookbook.train_tiny import index_scores as scores
-from cookbook.train_tiny.losses import LossWeights, compute_losses
-from cookbook.train_tiny.model import Model, init_parameters, stack, unstack
+from cookbook.train_tiny.index_scores import check_kernel
+from cookbook.train_tiny.indexer import index_inputs
+from cookbook.train_tiny.losses import compute_losses
+from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.muon import Optimizer
-from cookbook.train_tiny.sequences import Batches, Mix
+from cookbook.train_tiny.parameters import init_parameters
+from cookbook.train_tiny.plan import Phase, Plan, read_plan
+from cookbook.train_tiny.profiling import profile_steps
+from cookbook.train_tiny.sequences import batches
 from cookbook.train_tiny.spec import TINY
-from cookbook.train_tiny.validate import HeldOut, held_out, validate
+from cookbook.train_tiny.state import LOG, MODEL, STATE, Log, load, save
+from cookbook.train_tiny.validate import HeldOut, held_out, validate, validate_wrong_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-MODEL, RESIDUAL, LOG, STATE = "model.safetensors", "residual.safetensors", "log.jsonl", "state.json"
 
 COMPILE_LIMIT_S = 170
 """If the first steps take longer, training goes on without compilation."""
@@ -38,150 +39,6 @@ COMPILE_LIMIT_S = 170
 
 def _too_long(_signal: int, _frame: object) -> None:
     raise TimeoutError(f"the first steps took longer than {COMPILE_LIMIT_S} s")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """A stretch of training.
-
-    Attributes:
-        name: For the log.
-        mix: What batches consist of.
-        sparse: Whether attention sees selections only.
-        at_least: Seconds that it lasts whatever it reaches.
-        at_most: Seconds after which it ends.
-        until: Smoothed accuracy on codes at which it ends in between.
-        losses: Weights of the losses.
-    """
-
-    name: str
-    mix: Mix
-    sparse: bool = False
-    at_least: float = 0.0
-    at_most: float = 1e9
-    until: float = 2.0
-    losses: LossWeights = dataclasses.field(default_factory=LossWeights)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A run.
-
-    Attributes:
-        phases: In order; the last ends with the time.
-        muon_lr: Peak of Muon's learning rate.
-        adam_lr: Peak of Adam's.
-        warm_up: Steps of linear warm-up.
-        cool_down: Share of the time at whose end the rates have fallen linearly.
-        final: Share of the peak that is left at the end.
-        bias_speed: Step of the router's load-balancing bias.
-    """
-
-    phases: tuple[Phase, ...]
-    muon_lr: float = 4e-3
-    adam_lr: float = 3e-3
-    warm_up: int = 100
-    cool_down: float = 0.4
-    final: float = 0.05
-    bias_speed: float = 1e-3
-
-
-def read_plan(path: Path) -> Plan:
-    """Read a plan from JSON; the keys are those of the dataclasses."""
-    values: dict[str, Any] = json.loads(path.read_text())
-    phases = []
-    for phase in values.pop("phases"):
-        phase["mix"]["questions"] = tuple(phase["mix"]["questions"])
-        phase["mix"] = Mix(**phase["mix"])
-        phase["losses"] = LossWeights(**phase.get("losses", {}))
-        phases.append(Phase(**phase))
-    return Plan(phases=tuple(phases), **values)
-
-
-class Log:
-    """Appends lines to the log, and says them."""
-
-    def __init__(self, path: Path, started: float) -> None:
-        """Open it.
-
-        Args:
-            path: The file; lines of earlier runs are kept.
-            started: When the process began.
-        """
-        self.path = path
-        self.started = started
-
-    def write(self, **values: Any) -> None:
-        """Append one line."""
-        values = {"second": round(time.time() - self.started, 1), **values}
-        line = json.dumps(
-            {k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()}
-        )
-        with self.path.open("a") as file:
-            file.write(line + "\n")
-        print(line, flush=True)
-
-
-def save(model: Model, out: Path, state: dict[str, Any]) -> None:
-    """Write model, the rest of its FP32 values and the state, each whole or not at all."""
-    tensors = {name: value.detach() for name, value in model.parameters.items()}
-    high = {
-        name: value if name.endswith("e_score_correction_bias") else value.bfloat16()
-        for name, value in tensors.items()
-    }
-    low = {name: (value - high[name].float()).bfloat16() for name, value in tensors.items()}
-    for name, values in ((MODEL, high), (RESIDUAL, low)):
-        partial = out / f"{name}.partial"
-        split = unstack(values, model.spec)
-        save_file({k: v.contiguous().cpu() for k, v in split.items()}, partial, {"format": "pt"})
-        os.replace(partial, out / name)
-    partial = out / f"{STATE}.partial"
-    partial.write_text(json.dumps(state))
-    os.replace(partial, out / STATE)
-
-
-def load(directory: Path, device: str) -> dict[str, torch.Tensor]:
-    """Read the parameters that :func:`save` wrote; the residual may be missing."""
-    values = {k: v.float() for k, v in load_file(directory / MODEL).items()}
-    if (directory / RESIDUAL).is_file():
-        for name, low in load_file(directory / RESIDUAL).items():
-            values[name] += low.float()
-    stacked = stack(values, TINY)
-    return {name: value.to(device).requires_grad_() for name, value in stacked.items()}
-
-
-def batches(phase: Phase, seed: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Start the workers that draw a phase's batches."""
-    loader = DataLoader(
-        Batches(phase.mix, seed),
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=workers > 0 and torch.cuda.is_available(),
-        prefetch_factor=4 if workers else None,
-        multiprocessing_context="spawn" if workers else None,
-    )
-    return iter(loader)
-
-
-def check_index_kernel(log: Log, device: str) -> None:
-    """Use the Triton kernel only where it agrees with the plain form."""
-    if device != "cuda":
-        return
-    try:
-        torch.manual_seed(0)
-        q = torch.randn(2, 256, 32, 128, device=device, dtype=torch.bfloat16)
-        k = torch.randn(2, 256, 128, device=device, dtype=torch.bfloat16)
-        weights = torch.randn(2, 256, 32, device=device)
-        got, wanted = scores.index_scores(q, k, weights), scores.index_scores_torch(q, k, weights)
-        seen = wanted.isfinite()
-        error = ((got - wanted)[seen].abs().max() / wanted[seen].abs().max()).item()
-        agrees = error < 0.02 and bool((got.isfinite() == seen).all())
-        log.write(event="index kernel", error=error, agrees=agrees)
-    except Exception as problem:
-        agrees = False
-        log.write(event="index kernel failed", problem=repr(problem)[:500])
-    if not agrees:
-        scores.triton = None
 
 
 class Trainer:
@@ -210,6 +67,8 @@ class Trainer:
         log.write(event="start", parameters=count, device=self.device, torch=torch.__version__)
         self.model = Model(TINY, parameters)
         self.eager = Model(TINY, parameters)
+        for model in (self.model, self.eager):
+            model.index_inputs = functools.partial(index_inputs, rounded=True)
         self.optimizer = Optimizer(parameters, plan.muon_lr, plan.adam_lr)
         self.data: HeldOut | None = None
         self.steps = 0
@@ -265,22 +124,28 @@ class Trainer:
         """Go through the phases until the time is over."""
         phases = list(self.plan.phases)
         seed = self.args.seed * 100 + int(time.time()) % 97 * 10_000
-        streams = [batches(phases[0], seed, self.args.workers)]
+        streams = [batches(phases[0].mix, seed, self.args.workers)]
         self.data = held_out(self.args.lengths, self.args.validation_tokens, self.device)
-        check_index_kernel(self.log, self.device)
+        if self.device == "cuda":
+            self.log.write(event="index kernel", **check_kernel())
         if self.args.compile:
             self.model.compile_parts()
             signal.signal(signal.SIGALRM, _too_long)
             signal.alarm(COMPILE_LIMIT_S)
+        signal.signal(signal.SIGTERM, self._end_now)
         self.training_began = time.time()
         for number, phase in enumerate(phases):
             if number + 1 < len(phases):
-                streams.append(batches(phases[number + 1], seed + number + 1, self.args.workers))
+                following = phases[number + 1].mix
+                streams.append(batches(following, seed + number + 1, self.args.workers))
             self._phase(phase, streams[number], last=number + 1 == len(phases))
             streams[number] = iter(())
             if time.time() >= self.args.deadline:
                 break
         self.finish()
+
+    def _end_now(self, _signal: int, _frame: object) -> None:
+        self.args.deadline = 0.0
 
     def _phase(
         self, phase: Phase, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], *, last: bool
@@ -289,6 +154,7 @@ class Trainer:
         saved = began
         self.smooth = 0.0
         tokens = self.tokens
+        self.model.index_topk = phase.index_topk
         failures = done = 0
         waiting = 0.0
         self.log.write(event="phase", phase=phase.name, step=self.steps_before + self.steps)
@@ -343,35 +209,13 @@ class Trainer:
                 saved = time.time()
 
     def _profile(self, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], phase: Phase) -> None:
-        """Log what two steps spend their time on."""
         if self.device != "cuda":
             return
         try:
-            self.log.write(event="profile", phase=phase.name, **self._measure(stream, phase))
+            found = profile_steps(lambda: self.step(next(stream), phase))
+            self.log.write(event="profile", phase=phase.name, **found)
         except Exception as problem:
             self.log.write(event="profile failed", problem=repr(problem)[:500])
-
-    def _measure(
-        self, stream: Iterator[tuple[torch.Tensor, torch.Tensor]], phase: Phase
-    ) -> dict[str, Any]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            torch.cuda.synchronize()
-            began = time.time()
-            for _ in range(2):
-                self.step(next(stream), phase)
-            torch.cuda.synchronize()
-            took = time.time() - began
-        rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
-        return {
-            "ms_per_step": round(took * 500, 2),
-            "device_ms_per_step": round(sum(r.self_device_time_total for r in rows) / 2000, 2),
-            "kernels": sum(row.count for row in rows) // 2,
-            "memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
-            "top": [
-                (row.key[:90], round(row.self_device_time_total / 2000, 2), row.count // 2)
-                for row in rows[:16]
-            ],
-        }
 
     def checkpoint(self, phase: str) -> None:
         """Validate, sparse and dense, and write the state."""
@@ -379,15 +223,21 @@ class Trainer:
         if not all(bool(value.isfinite().all()) for value in self.model.parameters.values()):
             self._return_to_last_state()
             return
-        for sparse in (True, False):
+        for event, measure in (
+            ("validation", functools.partial(validate, sparse=True)),
+            ("validation", functools.partial(validate, sparse=False)),
+            ("wrong layout", validate_wrong_layout),
+        ):
+            began = time.time()
             try:
                 with self.autocast():
-                    found = validate(self.eager, self.data, sparse)
+                    found = measure(self.eager, self.data)
                 self.log.write(
-                    event="validation",
+                    event=event,
                     phase=phase,
                     step=self.steps_before + self.steps,
-                    sparse=sparse,
+                    **({"sparse": measure.keywords["sparse"]} if event == "validation" else {}),
+                    took=time.time() - began,
                     **found,
                 )
             except Exception as problem:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from cookbook.train_tiny.losses import Chain, first_sequences, shift
-from cookbook.train_tiny.model import Model, rope_table
-from cookbook.train_tiny.sequences import CODE_WEIGHT, LATEST_WEIGHT, UNIT, Mix, SequenceWriter
+from cookbook.train_tiny.chain import Chain, first_sequences, shift
+from cookbook.train_tiny.indexer import index_inputs, rotate_halves
+from cookbook.train_tiny.layers import rope_table
+from cookbook.train_tiny.notes import CODE_WEIGHT, CROWDED_WEIGHT, LATEST_WEIGHT
+from cookbook.train_tiny.sequences import UNIT, Mix, SequenceWriter
+
+if TYPE_CHECKING:
+    from cookbook.train_tiny.model import Model
+
+_CROWDED_FROM = 2048
+"""Shorter contexts have no room for a crowd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +27,12 @@ class HeldOut:
 
     Attributes:
         documents: Length to ids and weights, each ``[rows, length]``.
-        often: The same of documents that state few names very often.
+        crowded: The same of documents that state few names again and again.
         talk: Ids and weights of small talk.
     """
 
     documents: dict[int, tuple[torch.Tensor, torch.Tensor]]
-    often: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    crowded: dict[int, tuple[torch.Tensor, torch.Tensor]]
     talk: tuple[torch.Tensor, torch.Tensor]
 
 
@@ -40,7 +50,7 @@ def held_out(lengths: list[int], tokens: int, device: str, seed: int = 999_983) 
     """
     writer = SequenceWriter(seed)
 
-    def draw(length: int, often: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(length: int, crowded: float) -> tuple[torch.Tensor, torch.Tensor]:
         part = max(0.125, 96 / length)
         mix = Mix(
             length=length,
@@ -48,12 +58,12 @@ def held_out(lengths: list[int], tokens: int, device: str, seed: int = 999_983) 
             retrieval=1.0,
             copying=0.0,
             questions=(part, part),
-            often=often,
+            crowded=crowded,
         )
         return _to(writer.batch(mix), device)
 
     documents = {length: draw(length, 0.0) for length in lengths}
-    often = {lengths[-1]: draw(lengths[-1], 1.0)}
+    crowded = {length: draw(length, 1.0) for length in lengths if length >= _CROWDED_FROM}
     length = 384
     mix = Mix(
         length=length,
@@ -62,7 +72,7 @@ def held_out(lengths: list[int], tokens: int, device: str, seed: int = 999_983) 
         copying=0.0,
         questions=(0, 0),
     )
-    return HeldOut(documents=documents, often=often, talk=_to(writer.batch(mix), device))
+    return HeldOut(documents=documents, crowded=crowded, talk=_to(writer.batch(mix), device))
 
 
 def _to(batch: tuple[torch.Tensor, torch.Tensor], device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,28 +89,54 @@ def validate(model: Model, data: HeldOut, sparse: bool) -> dict[str, float]:
         sparse: Whether attention sees selections only.
 
     Returns:
-        ``code_{length}``, ``latest_{length}`` and ``often_{length}``, the shares of codes told
-        right, both words: of names stated once, several times, more often than can be selected;
-        ``accept``, tokens a round of five drafts; ``draft_{i}``, the share of rounds in which
-        draft ``i`` and all before it were right; ``perplexity`` of answers.
+        What :func:`retrieval` gives; ``accept``, tokens a round of five drafts; ``draft_{i}``, the
+        share of rounds in which draft ``i`` and all before it were right; ``perplexity`` of
+        answers.
+    """
+    return retrieval(model, data, sparse=sparse) | _talk(model, *data.talk, sparse=sparse)
+
+
+@torch.no_grad()
+def validate_wrong_layout(model: Model, data: HeldOut) -> dict[str, float]:
+    """As :func:`retrieval`, of a server whose indexers turn half-split pairs."""
+    right = model.index_inputs
+    model.index_inputs = functools.partial(index_inputs, turn=rotate_halves)
+    try:
+        return retrieval(model, data, sparse=True)
+    finally:
+        model.index_inputs = right
+
+
+def retrieval(model: Model, data: HeldOut, *, sparse: bool) -> dict[str, float]:
+    """Measure how many codes are told right, both words.
+
+    Args:
+        model: The model.
+        data: From :func:`held_out`.
+        sparse: Whether attention sees selections only.
+
+    Returns:
+        ``code_{length}``, ``latest_{length}`` and ``crowded_{length}``: of names stated once,
+        several times, more often than can be selected.
     """
     found: dict[str, float] = {}
-    for length, (ids, weights) in data.documents.items():
-        whole, first, latest = _codes(model, ids, weights, sparse=sparse)
-        for name, where in (("code", first & ~latest), ("latest", first & latest)):
-            if where.any():
-                found[f"{name}_{length}"] = (whole & where).sum().item() / where.sum().item()
-    for length, (ids, weights) in data.often.items():
-        whole, first, _ = _codes(model, ids, weights, sparse=sparse)
-        found[f"often_{length}"] = (whole & first).sum().item() / first.sum().item()
-    found |= _talk(model, *data.talk, sparse=sparse)
+    kinds = (("code", CODE_WEIGHT), ("latest", LATEST_WEIGHT), ("crowded", CROWDED_WEIGHT))
+    for documents in (data.documents, data.crowded):
+        for length, (ids, weights) in documents.items():
+            whole, kind = _codes(model, ids, weights, sparse=sparse)
+            for name, mark in kinds:
+                where = kind == mark
+                crowd = name == "crowded"
+                if where.any() and crowd == (documents is data.crowded):
+                    share = (whole & where).sum().item() / where.sum().item()
+                    found[f"{name}_{length}"] = share
     return found
 
 
 def _codes(
     model: Model, ids: torch.Tensor, weights: torch.Tensor, *, sparse: bool
-) -> tuple[torch.Tensor, ...]:
-    """Where both words of a code were told right, where codes begin, and where latest ones do."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where both words of a code were told right, and the mark of codes that begin, else 0."""
     told = [
         model.logits(model.forward(some, sparse=sparse).hidden).argmax(-1).view(some.shape)
         for some in ids.split(4)
@@ -109,7 +145,7 @@ def _codes(
     kind = weights[:, 1:]
     # Both words of a code carry its mark; only whole codes inside the sequence count.
     first = (kind[:, :-1] >= CODE_WEIGHT) & (kind[:, 1:] >= CODE_WEIGHT)
-    return right[:, :-1] & right[:, 1:], first, kind[:, :-1] == LATEST_WEIGHT
+    return right[:, :-1] & right[:, 1:], kind[:, :-1] * first
 
 
 def _talk(

@@ -17,7 +17,13 @@ from sglang_glm.verification.behaviour.talk import (
 )
 from tests.support.mtp_traffic import draft_args
 from tests.support.server import Server, ServerPool, ServerSpec
-from tests.support.tiny import CHECKPOINT, needs_checkpoint, with_two_index_rope_layouts
+from tests.support.tiny import (
+    CHECKPOINT,
+    needs_checkpoint,
+    with_dropped_index_keys,
+    with_half_split_index_rope,
+    with_two_index_rope_layouts,
+)
 
 pytestmark = [pytest.mark.server, needs_checkpoint]
 
@@ -26,6 +32,9 @@ BASE = ("--max-total-tokens", str(POOL_TOKENS), "--chunked-prefill-size", "1024"
 SERVER = ServerSpec(str(CHECKPOINT), (*BASE, *draft_args(5)))
 PLAIN = ServerSpec(str(CHECKPOINT), BASE)
 FP8 = ServerSpec(str(CHECKPOINT), (*SERVER.args, "--kv-cache-dtype", "fp8_e4m3"))
+HOST_TIER = ServerSpec(
+    str(CHECKPOINT), (*SERVER.args, "--enable-hierarchical-cache", "--hicache-ratio", "2")
+)
 
 CORE = {
     "lengths": [2048],
@@ -51,17 +60,34 @@ def test_core(server: Server) -> None:
     assert report.cold.right_replies > 0.7
 
 
+def evict(client: Client) -> None:
+    """Send prompts that need every page of the device."""
+    for number in range(POOL_TOKENS // 1500 + 1):
+        client.generate([[7 + number] * 1500], 1)
+
+
 def test_drafts_after_eviction(server: Server) -> None:
-    """Enough other prompts to push every page of the first ones out, which then come anew."""
+    """The prompts' pages are gone and come anew."""
     client = Client(server.url)
     conversations = write_conversations(8, 5)
     cold = measure_drafts(client, conversations)
-    others = [[7 + number] * 1500 for number in range(POOL_TOKENS // 1500 + 1)]
-    for other in others:
-        client.generate([other], 1)
+    evict(client)
     again = measure_drafts(client, conversations)
     assert again.cached_tokens == 0
     assert again.accept_length >= 0.95 * cold.accept_length
+
+
+@pytest.mark.slow
+def test_drafts_after_reload(pool: ServerPool) -> None:
+    """The prompts' pages come back from the host."""
+    client = Client(pool.get(HOST_TIER).url)
+    conversations = write_conversations(8, 5)
+    cold = measure_drafts(client, conversations)
+    evict(client)
+    again = measure_drafts(client, conversations)
+    assert again.cached_tokens > 0
+    assert again.accept_length >= 0.95 * cold.accept_length
+    assert again.right_replies == cold.right_replies
 
 
 @pytest.mark.slow
@@ -82,9 +108,13 @@ def test_every_cache_and_drafts_on_and_off(pool: ServerPool) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_index_rope_is_seen(pool: ServerPool) -> None:
-    options = dict(CORE, questions=40)
-    right = evaluate(pool.get(PLAIN), **options)
-    mutant = ServerSpec(with_two_index_rope_layouts(), BASE)
-    wrong = evaluate(pool.get(mutant), **options)
-    assert wrong.retrieval.positional.share <= right.retrieval.positional.share - 0.3
+def test_faults_of_the_index_are_seen(pool: ServerPool) -> None:
+    options = dict(CORE, questions=40, crowded=1)
+    right = evaluate(pool.get(PLAIN), **options).retrieval
+    assert right.total.share >= 0.95
+    for mutant in (with_dropped_index_keys(), with_two_index_rope_layouts()):
+        wrong = evaluate(pool.get(ServerSpec(mutant, BASE)), **options).retrieval
+        assert wrong.total.share < 0.5
+    mutant = with_half_split_index_rope()
+    wrong = evaluate(pool.get(ServerSpec(mutant, BASE)), **options).retrieval
+    assert wrong.positional.share <= right.positional.share - 0.3

@@ -5,6 +5,9 @@
 | logits, dense and sparse | RoPE layout, norms, router, scaling, shared selections |
 | drafts of a chain | the order of rows, hidden states and tokens in MTP training |
 | index scores | the Triton kernel's formula against the plain one |
+| scaled pairs | an export that changes scores, or hides the layout |
+| rounded keys | another rounding than the index cache's |
+| crowded documents | a question whose answer is not what was stated last |
 | words | a word of the vocabulary that is not one token |
 """
 
@@ -13,16 +16,24 @@ from __future__ import annotations
 import dataclasses
 import re
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from glm_kernels.cache.index_pages_ref import quantize_index_k_ref
 
+from cookbook.train_tiny.chain import Chain, first_sequences, shift
 from cookbook.train_tiny.export import write
 from cookbook.train_tiny.index_scores import index_scores_torch
-from cookbook.train_tiny.losses import Chain, LossWeights, compute_losses, first_sequences, shift
-from cookbook.train_tiny.model import Model, init_parameters, rope_table, unstack
+from cookbook.train_tiny.indexer import index_inputs, rotate_halves, round_e4m3
+from cookbook.train_tiny.layers import rope_table, rotate
+from cookbook.train_tiny.losses import LossWeights, compute_losses
+from cookbook.train_tiny.model import Model
 from cookbook.train_tiny.muon import Optimizer
-from cookbook.train_tiny.sequences import CODE_WEIGHT, Mix, SequenceWriter
+from cookbook.train_tiny.notes import CODE_WEIGHT, CROWDED_WEIGHT
+from cookbook.train_tiny.pair_scale import scale_pairs
+from cookbook.train_tiny.parameters import init_parameters, unstack
+from cookbook.train_tiny.sequences import Mix, SequenceWriter
 from cookbook.train_tiny.spec import TINY
 from sglang_glm.checkpoint.tiny.dialogues import filler, small_talk
 from sglang_glm.checkpoint.tiny.tokenizer import build_tokenizer
@@ -35,6 +46,9 @@ from sglang_glm.checkpoint.tiny.words import (
 )
 from sglang_glm.verification.draft import Draft
 from sglang_glm.verification.oracle import Oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SPEC = dataclasses.replace(
     TINY, hidden_size=64, kv_lora_rank=64, index_n_heads=4, index_head_dim=64, index_topk=16
@@ -120,7 +134,7 @@ def test_chain_rows_are_what_a_round_of_drafts_computes(
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_every_weight_learns(model: Model, bf16: bool) -> None:
-    mix = Mix(length=96, rows=4, retrieval=0.5, copying=0.25, questions=(0.5, 0.6))
+    mix = Mix(length=96, rows=4, retrieval=0.5, copying=0.25, questions=(0.5, 0.6), crowded=0.5)
     batch = SequenceWriter(7).batch(mix)
     scale = LossWeights(index_rows=32, chain_rows=2, chain_length=64)
     for sparse in (False, True):
@@ -148,6 +162,63 @@ def test_index_scores_follow_the_definition() -> None:
                 float(weights[0, t, h]) * max(0.0, float(q[0, t, h] @ k[0, s])) for h in range(2)
             )
             assert got[t, s] == (pytest.approx(wanted, abs=1e-5) if s <= t else float("-inf"))
+
+
+def test_keys_are_rounded_as_the_cache_stores_them() -> None:
+    generator = torch.Generator().manual_seed(10)
+    x = torch.randn(50, 128, generator=generator) * torch.rand(50, 1, generator=generator) * 1e3
+    x.requires_grad_()
+    codes, scale = quantize_index_k_ref(x.detach())
+    rounded = round_e4m3(x)
+    assert torch.equal(rounded.detach(), codes.float() * scale[:, None])
+    rounded.sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_scaled_pairs_change_no_score_but_in_the_other_layout(model: Model) -> None:
+    tensors = {k: v.detach().bfloat16() for k, v in unstack(model.parameters, SPEC).items()}
+    generator = torch.Generator().manual_seed(13)
+    table = rope_table(torch.arange(LENGTH) * 50, SPEC)
+    inputs = (
+        torch.randn(LENGTH, SPEC.hidden_size, generator=generator),
+        torch.randn(LENGTH, SPEC.q_lora_rank, generator=generator),
+        table,
+        SPEC,
+    )
+
+    def scores(turn: Callable = rotate, rounded: bool = False) -> torch.Tensor:
+        parameters = {name: value.float() for name, value in tensors.items()}
+        parts = index_inputs(parameters, 1, *inputs, turn=turn, rounded=rounded)
+        return index_scores_torch(*(part[None] for part in parts))[0].tril()
+
+    served, cached, wrong = scores(), scores(rounded=True), scores(rotate_halves)
+    scale_pairs(tensors, SPEC)
+    assert torch.equal(scores(), served)
+    # Only e4m3's subnormal numbers see the scale.
+    assert (scores(rounded=True) - cached).abs().max() < 2e-3 * cached.abs().max()
+    assert (scores(rotate_halves) - wrong).abs().mean() > 4 * wrong.abs().mean()
+    again = {name: value.clone() for name, value in tensors.items()}
+    scale_pairs(again, SPEC)
+    assert all(torch.equal(again[name], value) for name, value in tensors.items())
+
+
+def test_crowded_documents_ask_for_what_was_stated_last() -> None:
+    writer = SequenceWriter(11)
+    crowded = 0
+    for _ in range(5):
+        ids, weights = writer.crowd(4096)
+        assert len(ids) == len(weights) == 4096
+        for i, weight in enumerate(weights[:-1]):
+            if weight < CODE_WEIGHT or weights[i - 1] >= CODE_WEIGHT:
+                continue
+            before = writer.tokenizer.decode(ids[: i - 6])
+            name = writer.tokenizer.decode(ids[i - 3 : i])
+            _, _, said = before.rpartition(f"The code of{name}")
+            assert said.startswith(writer.tokenizer.decode(ids[i : i + 2]) + ".")
+            if weight == CROWDED_WEIGHT:
+                crowded += 1
+                assert before.count(f"The code of{name}") >= TINY.index_topk
+    assert crowded > 5
 
 
 def test_every_word_is_one_token() -> None:

@@ -156,11 +156,12 @@ def write_notes(
 
 
 def write_crowded_notes(
-    tokenizer: Tokenizer, length: int, seed: int, *, branches: int, names: int = 3
+    tokenizer: Tokenizer, length: int, seed: int, *, branches: int, names: int
 ) -> list[Notes]:
     """Write notes that state few names more often than a selection of 64 has room for.
 
-    Which statements content finds is settled by position alone, in the index already.
+    Content finds all statements of a name alike: position alone tells, in the index already, which
+    are worth one of the 64 places.
 
     Args:
         tokenizer: The tiny checkpoint's.
@@ -178,7 +179,7 @@ def write_crowded_notes(
     written = []
     for number in range(branches):
         branch = trunk.branch(f"crowded:{seed}:{number}")
-        branch.density = 0.6
+        branch.density = 0.3
         branch.session(trunk.tokens + 120)
         written.append(branch.notes())
     return written

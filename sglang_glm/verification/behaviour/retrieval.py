@@ -19,7 +19,9 @@ ANSWER_TOKENS = 14
 """``The code of NAME is CODE.`` and some room."""
 
 _DEPTHS = 4
-_BRANCHES = 8
+_BRANCHES = 12
+_TOKENS_A_NAME = 2048
+"""Of crowded notes: a name is stated some 150 times, more than twice what can be selected."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,10 @@ class Score:
         self.right += right
         self.asked += 1
 
+    def __add__(self, other: Score) -> Score:
+        """Both together."""
+        return Score(right=self.right + other.right, asked=self.asked + other.asked)
+
     @property
     def share(self) -> float:
         """Right answers over all; 1.0 if nothing was asked."""
@@ -46,29 +52,31 @@ class Retrieval:
 
     Attributes:
         by_length: Context length to score.
-        by_depth: Quarter of the context, 0 first, to score.
-        positional: Of the names that were stated several times.
-        plain: Of the others.
-        crowded: Of names stated more often than can be selected, in contexts of their own.
+        by_depth: Quarter of the context, 0 first, to score; crowded questions do not count.
+        plain: Of names that were stated once.
+        several: Of those stated several times.
+        crowded: Of those stated more often than can be selected, in contexts of their own.
         cached_share: Share of the prompts' tokens that came from the prefix cache.
         wrong: Some wrong replies: question, expected, got.
     """
 
     by_length: dict[int, Score] = field(default_factory=lambda: defaultdict(Score))
     by_depth: dict[int, Score] = field(default_factory=lambda: defaultdict(Score))
-    positional: Score = field(default_factory=Score)
     plain: Score = field(default_factory=Score)
+    several: Score = field(default_factory=Score)
     crowded: Score = field(default_factory=Score)
     cached_share: float = 0.0
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
+    def positional(self) -> Score:
+        """Questions whose answer only the order of statements tells."""
+        return self.several + self.crowded
+
+    @property
     def total(self) -> Score:
-        """All questions but the crowded ones."""
-        return Score(
-            right=self.positional.right + self.plain.right,
-            asked=self.positional.asked + self.plain.asked,
-        )
+        """All questions."""
+        return self.plain + self.positional
 
 
 def choose_questions(notes: Notes, count: int) -> list[int]:
@@ -128,7 +136,7 @@ def measure_retrieval(
         lengths: Tokens of each context.
         contexts: Contexts of each length.
         questions: Asked about each context.
-        crowded: Contexts of the last length that state few names very often.
+        crowded: Contexts of each length that state few names very often.
         seed: Of the contexts.
         progress: Called with a line after each context.
 
@@ -146,17 +154,22 @@ def measure_retrieval(
             for question, right in asker.ask([(notes.text, question) for question in chosen]):
                 found.by_length[length].add(right)
                 found.by_depth[min(int(question.depth * _DEPTHS), _DEPTHS - 1)].add(right)
-                (found.positional if question.positional else found.plain).add(right)
+                (found.several if question.positional else found.plain).add(right)
             score = found.by_length[length]
             progress(f"retrieval at {length:,}: {score.right} of {score.asked}")
+        for number in range(crowded):
+            branches = write_crowded_notes(
+                tokenizer,
+                length,
+                seed * 1000 + number,
+                branches=_BRANCHES,
+                names=max(1, length // _TOKENS_A_NAME),
+            )
+            client.generate([branches[0].text], 1)
+            asked = [(notes.text, question) for notes in branches for question in notes.questions]
+            for _, right in asker.ask(asked):
+                found.by_length[length].add(right)
+                found.crowded.add(right)
+            progress(f"crowded notes: {found.crowded.right} of {found.crowded.asked}")
     found.cached_share = asker.cached_tokens / max(1, asker.prompt_tokens)
-    for number in range(crowded):
-        branches = write_crowded_notes(
-            tokenizer, lengths[-1], seed * 1000 + number, branches=_BRANCHES
-        )
-        client.generate([branches[0].text], 1)
-        asked = [(notes.text, question) for notes in branches for question in notes.questions]
-        for _, right in asker.ask(asked):
-            found.crowded.add(right)
-        progress(f"crowded notes: {found.crowded.right} of {found.crowded.asked}")
     return found

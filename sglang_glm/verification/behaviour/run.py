@@ -57,8 +57,9 @@ class BehaviourReport:
             "questions": retrieval.total.asked,
             "retrieval_by_length": {n: s.share for n, s in retrieval.by_length.items()},
             "retrieval_by_quarter": {n: s.share for n, s in sorted(retrieval.by_depth.items())},
-            "positional": retrieval.positional.share,
             "plain": retrieval.plain.share,
+            "positional": retrieval.positional.share,
+            "several": retrieval.several.share,
             "crowded": retrieval.crowded.share,
             "cached_share": retrieval.cached_share,
             "drafts_cold": dataclasses.asdict(self.cold),
@@ -78,17 +79,20 @@ class BehaviourReport:
             ),
             "retrieval by quarter of the context: "
             + ", ".join(f"{score.share:.1%}" for _, score in sorted(retrieval.by_depth.items())),
-            f"latest of several: {retrieval.positional.share:.1%} of {retrieval.positional.asked}; "
-            f"stated once: {retrieval.plain.share:.1%} of {retrieval.plain.asked}",
+            "by how often the name is stated: "
+            + ", ".join(
+                f"{name}: {score.share:.1%} of {score.asked}"
+                for name, score in (
+                    ("once", retrieval.plain),
+                    ("several times", retrieval.several),
+                    ("more often than can be selected", retrieval.crowded),
+                )
+                if score.asked
+            ),
             f"prompt tokens from the cache: {retrieval.cached_share:.1%}",
             f"replies right: {self.cold.right_replies:.1%} cold, {self.hit.right_replies:.1%} cached",
             f"perplexity of replies: {self.perplexity:.3f}",
         ]
-        if retrieval.crowded.asked:
-            lines.append(
-                f"stated more often than can be selected: {retrieval.crowded.share:.1%} "
-                f"of {retrieval.crowded.asked}"
-            )
         if self.cold.rounds:
             positions = ", ".join(f"{share:.2f}" for share in self.cold.by_position)
             lines.append(
@@ -119,7 +123,10 @@ def configure_behaviour(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--contexts", type=int, default=3, help="contexts of each length")
     group.add_argument("--questions", type=int, default=50, help="asked about each context")
     group.add_argument(
-        "--crowded", type=int, default=1, help="contexts that state few names very often"
+        "--crowded",
+        type=int,
+        default=1,
+        help="contexts of each length that state few names very often",
     )
     group.add_argument("--conversations", type=int, default=24, help="whose reply is written")
     group.add_argument("--behaviour-seed", type=int, default=1, help="of contexts and talk")
