@@ -225,7 +225,8 @@ def test_sampled_output_has_the_distribution_of_transformers(pool: ServerPool, s
     """With drafts and without; two tokens in three are drafted rightly."""
     # One layer and few positions, since every sample is a request.
     model = checkpoint(
-        "--mtp-perfect", "attention", "--mtp", "--layers", "1", "--vocab-size", "512"
+        *("--mtp-perfect", "attention", "--mtp", "--vocab-size", "512"),
+        *("--layers", "1", "--first-k-dense-replace", "1"),
     )
     expected = marginals(model, SAMPLED_PROMPT, POSITIONS, **SAMPLING)
     tokens, rounds = sampled(pool, model, steps)
