@@ -6,7 +6,7 @@ test_positions              an unfused selection goes through the page table
 test_padded_rows            rows beyond the selection give zeros
 test_left_to_sglang         batches that ours does not win, dense prefill, HiSparse
 test_decides_for_few_heads  the automatic choice takes ours in decode and verify
-test_draft_steps            a draft step attends to itself and to the drafts before it, with our
+test_draft_steps*           a draft step attends to itself and to the drafts before it, with our
                             kernels and with stock ones
 test_selections_left_alone  no draft step, or a selection that drafted slots cannot join
 """
