@@ -231,7 +231,7 @@ def test_sampled_output_has_the_distribution_of_transformers(pool: ServerPool, s
     expected = marginals(model, SAMPLED_PROMPT, POSITIONS, **SAMPLING)
     tokens, rounds = sampled(pool, model, steps)
     # Or the test would not see what becomes of accepted drafts.
-    assert (rounds > SAMPLES // 100).all(), rounds
+    assert steps == 0 or (rounds > SAMPLES // 100).all(), rounds
     for position in range(POSITIONS):
         counts = torch.bincount(tokens[:, position], minlength=expected.shape[1])
         p = goodness_p(counts, expected[position])

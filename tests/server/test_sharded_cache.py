@@ -15,6 +15,7 @@ test_all_rows           every rank has all rows of a prefill: one prompt in chun
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import time
@@ -36,8 +37,14 @@ from tests.support.server import ServerPool, ServerSpec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
-pytest.importorskip("nixl", reason="NIXL moves the cache: pip install '.[disaggregation]'")
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("nixl") is None,
+        reason="NIXL moves the cache: pip install '.[disaggregation]'",
+    ),
+]
 
 MODEL = checkpoint("--mtp", "--index-topk", "16")
 STOPPED = SimpleNamespace(spec=ServerSpec(MODEL))
