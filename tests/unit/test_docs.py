@@ -84,7 +84,9 @@ def public_functions() -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "function"), public_functions(), ids=lambda value: str(value)[-40:]
+    # Ids without addresses: workers of a parallel run must name the same tests.
+    ("name", "function"),
+    [pytest.param(*found, id=found[0]) for found in public_functions()],
 )
 def test_kernel_docstrings(name: str, function: object) -> None:
     text = inspect.getdoc(function) or ""
