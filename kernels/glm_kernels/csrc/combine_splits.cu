@@ -2,22 +2,6 @@
 //
 // Defines: HALF (parts are fp16, else bf16), AT_ONCE (parts of a row in flight).
 
-constexpr float kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 // Joins the parts of each row by their log-sum-exp. A block takes four rows, 64 threads each of eight columns; splits
 // is at most 32.
 extern "C" __global__ void __launch_bounds__(256)

@@ -13,21 +13,6 @@ constexpr int kTileBytes = 9 * kBlockBytes;  // 576 columns
 constexpr int kRowBytes = 1152;
 // A maximum stays until it is exceeded by more than kSlack, so probabilities reach 2^(kShift + kSlack).
 constexpr float kSlack = 8.0f, kShift = 8.0f;
-constexpr float kLn2 = 0.6931471805599453f;
-
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 
 // Barriers of one computing warpgroup, and of both.
 template <int kHalf>

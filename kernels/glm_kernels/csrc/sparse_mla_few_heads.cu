@@ -20,29 +20,8 @@ constexpr int kHeads = 8;
 constexpr int kQuerySteps = 18;                  // 16-byte pieces of a lane's queries
 constexpr int kPartPitch = 512 + 4;              // floats between heads of a pair's part
 constexpr float kShift = 14.0f;                  // probabilities reach 2^14
-constexpr float kLn2 = 0.6931471805599453f;
 
 __device__ const uint4 kNoRow[kRowBytes / 16] = {};  // what an absent slot is gathered from
-
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ uint32_t pack_half(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 
 // fp16 of the two low codes of a word, and of its two high ones; exact.
 __device__ __forceinline__ uint32_t low_codes(uint32_t word) {
@@ -79,21 +58,6 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   uint32_t turned;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(turned) : "r"(pair));
   return turned;
-}
-
-__device__ __forceinline__ uint4 load_shared(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint2 load_two(uint32_t address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
-  return v;
 }
 
 __device__ __forceinline__ void store_shared(uint32_t address, float a, float b, float c, float d) {
@@ -218,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       uint32_t* words = reinterpret_cast<uint32_t*>(&v);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        words[j] = pack_half(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u));
+        words[j] = pack_half_clamped(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u));
     }
     *reinterpret_cast<uint4*>(smem + kTeams * STAGES * kStageBytes + i * 16) = v;
   }
@@ -249,9 +213,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const float high_scale[2] = {__uint_as_float(high_bits.x), __uint_as_float(high_bits.y)};
     float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     {
-      const uint4 low = load_shared(low_row + kRopeAt + quad * 32 + half * 16);
-      const uint4 high = load_shared(high_row + kRopeAt + quad * 32 + half * 16);
-      const uint4 query = load_shared(queries + ((16 + half) * 32 + lane) * 16);
+      const uint4 low = load_four(low_row + kRopeAt + quad * 32 + half * 16);
+      const uint4 high = load_four(high_row + kRopeAt + quad * 32 + half * 16);
+      const uint4 query = load_four(queries + ((16 + half) * 32 + lane) * 16);
       mma_bf16(s, low.x, high.x, low.y, high.y, query.x, query.y);
       mma_bf16(s, low.z, high.z, low.w, high.w, query.z, query.w);
     }
@@ -261,13 +225,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       float part[2][4] = {};  // two chains of products
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const uint4 low = load_shared(low_row + columns * 128 + quad * 32 + c * 16);
-        const uint4 high = load_shared(high_row + columns * 128 + quad * 32 + c * 16);
+        const uint4 low = load_four(low_row + columns * 128 + quad * 32 + c * 16);
+        const uint4 high = load_four(high_row + columns * 128 + quad * 32 + c * 16);
         const uint32_t low_words[4] = {low.x, low.y, low.z, low.w};
         const uint32_t high_words[4] = {high.x, high.y, high.z, high.w};
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          const uint4 query = load_shared(queries + ((columns * 4 + c * 2 + k) * 32 + lane) * 16);
+          const uint4 query = load_four(queries + ((columns * 4 + c * 2 + k) * 32 + lane) * 16);
           const uint32_t low_even = low_words[2 * k], high_even = high_words[2 * k];
           const uint32_t low_odd = low_words[2 * k + 1], high_odd = high_words[2 * k + 1];
           mma_half(part[c], low_codes(low_even), low_codes(high_even), high_codes(low_even),
@@ -340,11 +304,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int columns = 0; columns < 2; ++columns) {
       const float low_factor = low_scale[columns] * inverse, high_factor = high_scale[columns] * inverse;
-      const uint32_t b0 = transpose(pack_half(s[0] * low_factor, s[1] * low_factor));
-      const uint32_t b1 = transpose(pack_half(s[2] * high_factor, s[3] * high_factor));
-      const uint4 v0 = load_shared(key + columns * 128), v1 = load_shared(key + kRowBytes + columns * 128);
-      const uint4 v2 = load_shared(key + 8 * kRowBytes + columns * 128);
-      const uint4 v3 = load_shared(key + 9 * kRowBytes + columns * 128);
+      const uint32_t b0 = transpose(pack_half_clamped(s[0] * low_factor, s[1] * low_factor));
+      const uint32_t b1 = transpose(pack_half_clamped(s[2] * high_factor, s[3] * high_factor));
+      const uint4 v0 = load_four(key + columns * 128), v1 = load_four(key + kRowBytes + columns * 128);
+      const uint4 v2 = load_four(key + 8 * kRowBytes + columns * 128);
+      const uint4 v3 = load_four(key + 9 * kRowBytes + columns * 128);
       const uint32_t w0[4] = {v0.x, v0.y, v0.z, v0.w}, w1[4] = {v1.x, v1.y, v1.z, v1.w};
       const uint32_t w2[4] = {v2.x, v2.y, v2.z, v2.w}, w3[4] = {v3.x, v3.y, v3.z, v3.w};
 #pragma unroll
@@ -407,7 +371,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       const float weight = sums[i][head].x > -infinity() ? exp2_fast(sums[i][head].x - most) : 0.0f;
       total = fmaf(weight, sums[i][head].y, total);
       const uint32_t own = parts + i * STAGES * kStageBytes + (head * kPartPitch + column) * 4;
-      const uint4 bits = load_shared(own);
+      const uint4 bits = load_four(own);
       v[0] = fmaf(weight, __uint_as_float(bits.x), v[0]);
       v[1] = fmaf(weight, __uint_as_float(bits.y), v[1]);
       v[2] = fmaf(weight, __uint_as_float(bits.z), v[2]);

@@ -24,32 +24,11 @@ constexpr int kQueryBytes = 9 * kBlockBytes;
 constexpr int kMathThreads = 256;
 // A maximum stays until it is exceeded by more than kSlack, so probabilities reach 2^(kShift + kSlack + 0.5).
 constexpr float kSlack = 5.0f, kShift = 10.0f;
-constexpr float kLn2 = 0.6931471805599453f;
 // A float with this added is an integer whose bits are ordered like its value.
 constexpr float kMagic = 12582912.0f;
 constexpr float kLimit = 4.0e6f;  // maxima are kept within it, where that holds
 
 __device__ const uint4 kNoRow[kRowBytes / 16] = {};  // what an absent slot is gathered from
-
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7F800000); }
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ uint32_t pack_half(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 
 // fp16 of the two low codes of a word times a pair of scales, and of its two high ones.
 __device__ __forceinline__ uint32_t low_codes(uint32_t word, uint32_t scales) {
@@ -69,19 +48,6 @@ __device__ __forceinline__ uint32_t high_codes(uint32_t word, uint32_t scales) {
   return product;
 }
 
-__device__ __forceinline__ uint4 load_four(uint32_t address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-__device__ __forceinline__ uint2 load_two(uint32_t address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
-  return v;
-}
 __device__ __forceinline__ float load_float(uint32_t address) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(v) : "r"(address) : "memory");
@@ -237,7 +203,7 @@ __device__ __forceinline__ void load_queries(const uint8_t* q, int rows, uint32_
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint32_t word = rotary ? words[j]
-                                   : pack_half(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u));
+                                   : pack_half_clamped(__uint_as_float(words[j] << 16), __uint_as_float(words[j] & 0xFFFF0000u));
       store_word(queries + block * kBlockBytes + row * 128 + ((eighth % 2 * 4 + j) ^ (row & 7)) * 16 + quad * 4, word);
     }
   }
@@ -257,8 +223,8 @@ __device__ __forceinline__ void score(float (&s)[ROWS / 2], uint32_t rows, uint3
     const uint4 l = low_piece, h = high_piece;
     if (group < 8) {
       if (group % 2 == 0) {
-        low_twice = pack_half(low_scale, low_scale);
-        high_twice = pack_half(high_scale, high_scale);
+        low_twice = pack_half_clamped(low_scale, low_scale);
+        high_twice = pack_half_clamped(high_scale, high_scale);
       }
       const int next = group + 1;
       const uint32_t at = next < 8 ? next / 2 * 128 + next % 2 * 16 : kRopeAt;
@@ -332,7 +298,7 @@ __device__ __forceinline__ void add_values(float (&o)[4][ROWS / 2], uint32_t col
   for (int step = 0; step < 4; ++step) {
     uint32_t(&f)[16] = a[step % 2];
     if (step >= 2) wgmma_wait<1>();
-    const uint32_t near = pack_half(scale[0], scale[1]), far = pack_half(scale[2], scale[3]);
+    const uint32_t near = pack_half_clamped(scale[0], scale[1]), far = pack_half_clamped(scale[2], scale[3]);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       const uint32_t order = b % 2 ? 0x7362 : 0x5140;
@@ -461,8 +427,8 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
         sums[2 * j] += a + c;
         sums[2 * j + 1] += b + d;
         const uint32_t at = own_p + ((j ^ group) * 16);
-        store_word(at, pack_half(a, b));
-        store_word(at + 8 * 128, pack_half(c, d));
+        store_word(at, pack_half_clamped(a, b));
+        store_word(at + 8 * 128, pack_half_clamped(c, d));
       }
       fence_async_proxy();
     } else {
@@ -541,7 +507,7 @@ __device__ __forceinline__ void attend(const Launch& p, const Item& item, Positi
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       const float x = o[b][at] * inverse, y = o[b][at + 2] * inverse;
-      words[b] = p.splits == 1 ? pack_bf16(x, y) : pack_half(x, y);
+      words[b] = p.splits == 1 ? pack_bf16(x, y) : pack_half_clamped(x, y);
     }
     if (row < p.rows)
       *reinterpret_cast<uint4*>(target + row * 1024) = {words[0], words[1], words[2], words[3]};
