@@ -5,6 +5,7 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, model_config_of, resolving_view
 
+from sglang_glm.compat.host.refusals import refuse
 from sglang_glm.config import is_glm_moe_dsa
 
 _LAYOUTS = ("layer_first", "page_first", "page_first_direct")
@@ -18,9 +19,7 @@ def handle_hicache(server_args: Any, previous: Callable[[Any], None]) -> None:
     """
     view = resolving_view(server_args)
     if view.enable_hierarchical_cache:
-        for flag, is_set, reason in _refusals(view):
-            if is_set:
-                raise ValueError(f"{flag} is not served on the CPU: {reason}")
+        refuse(_refusals(view))
     # A decode server may keep retracted requests in the same host pools.
     if view.enable_hierarchical_cache or view.disaggregation_mode == "decode":
         # "kernel" is the flag's default, so that its value does not tell whether anybody chose it.

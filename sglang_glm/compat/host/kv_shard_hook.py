@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view, resolving_view
 
+from sglang_glm.compat.host.refusals import refuse
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -20,9 +22,7 @@ def handle_kv_cache_sharding(server_args: Any, previous: Callable[[Any], None]) 
     """
     view = resolving_view(server_args)
     if view.enable_kv_cache_sharding:
-        for flag, is_set, reason in _refusals(view):
-            if is_set:
-                raise ValueError(f"{FLAG} {flag} is not served on the CPU: {reason}")
+        refuse((f"{FLAG} {flag}", is_set, reason) for flag, is_set, reason in _refusals(view))
     previous(server_args)
 
 

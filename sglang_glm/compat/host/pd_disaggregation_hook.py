@@ -5,6 +5,8 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
+from sglang_glm.compat.host.refusals import refuse
+
 _BACKENDS = ("nixl", "mooncake_tcp")
 
 
@@ -16,9 +18,7 @@ def handle_pd_disaggregation(server_args: Any, previous: Callable[[Any], None]) 
     """
     view = resolving_view(server_args)
     if view.disaggregation_mode != "null":
-        for flag, is_set, reason in _refusals(view):
-            if is_set:
-                raise ValueError(f"{flag} is not served on the CPU: {reason}")
+        refuse(_refusals(view))
         # There are no streams to overlap, and cached prefixes would wait for an event of CUDA.
         declare_resolution(server_args, "sglang_glm", disable_overlap_schedule=True)
     previous(server_args)
